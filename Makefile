@@ -1,0 +1,53 @@
+# Two commands do it all on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint clean distclean sandbox
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo "Variables: PACER_DATA=folder of real data, PACER_CACHE=models and stages, PYTHON=python3,"
+	@echo "           PIP_ARGS=options for pip install, TESTS=what make test runs"
+
+setup: $(STAMP) sandbox  ## make .venv and install the exact versions of constraints.txt
+
+demo: setup  ## the main job on the samples in data/: train, measure, table and plot
+	$(BIN)/python -m pacer.train +experiment=pacer/demo
+	$(BIN)/python -m pacer.evaluate +experiment=pacer/demo
+
+test: setup  ## run all tests (PACER_DATA: those on real data too)
+	$(BIN)/python -m pytest $(or $(TESTS),tests)
+
+lint: setup  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:  ## remove caches and build outputs; keeps .venv and runs/
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## clean, and remove .venv and runs/ too
+	rm -rf $(VENV) runs
+
+# torch first: the rest then finds it and asks for no other build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Generated code is scored only inside a sandbox.
+sandbox:
+	@if command -v bwrap >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq bubblewrap) >/dev/null 2>&1; then \
+	    echo "installed bubblewrap"; \
+	else \
+	    echo "hint: without bubblewrap generated code is not scored; install it: sudo apt-get install bubblewrap"; \
+	fi

@@ -1,0 +1,229 @@
+"""From a command line to typed settings: what every verb (``python -m pacer.<verb>``) shares.
+
+Hydra composes conf/; keys and values are checked against `pacer.settings.Settings`; a problem that the user can solve
+is one line on stderr and exit code 2 (``PACER_DEBUG=1`` shows the traceback); a signal stops the verb at its next safe
+point (exit code 75).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import overload
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pacer.arms import normal_controller
+from pacer.checks import check, get
+from pacer.command_line import as_config_error, check_overrides, split_prompt
+from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, ConfigError, PacerError
+from pacer.files import stable_hash
+from pacer.quiet import quiet_libraries
+from pacer.resources import resource
+from pacer.settings import Settings
+from pacer.stopping import Stopped, check_stop, stop_requested, stop_signals
+
+__all__ = ["Stopped", "check_stop", "load_settings", "run_folder", "stop_requested", "verb"]
+
+EXIT_INTERRUPTED = 130
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+FREE = ("paths", "logger", "threads", "color", "sandbox")  # settings that change no result
+
+_Verb = Callable[[Settings], None]
+_Entry = Callable[..., None]
+
+
+@overload
+def verb(function: _Verb) -> _Entry: ...
+@overload
+def verb(*, positional: str) -> Callable[[_Verb], _Entry]: ...
+def verb(function: _Verb | None = None, *, positional: str | None = None) -> _Entry | Callable[[_Verb], _Entry]:
+    """Make a function of the settings a command-line entry; its docstring is the command's help.
+
+    Args:
+        function: what the verb does.
+        positional: key of the setting that takes the words before the first override (``-``: standard input).
+
+    Returns:
+        ``main(argv=None)``: composes the settings from ``argv`` (default: the process's), runs the function, and raises
+        ``SystemExit`` with a non-zero code when it fails. The bare function is ``main.__wrapped__``.
+    """
+    if function is None:
+        return lambda function: _entry(function, positional)
+    return _entry(function, positional)
+
+
+def load_settings(overrides: Sequence[str] = ()) -> Settings:
+    """Settings as a verb would get them, for notebooks and tests.
+
+    Args:
+        overrides: words of a command line, such as ``+experiment=pacer/demo``.
+
+    Raises:
+        ConfigError: a key or value that does not exist or does not fit.
+    """
+    _register("")
+    check_overrides(overrides)
+    try:
+        with hydra.initialize_config_dir(str(resource("conf")), version_base="1.3"):
+            return _typed(hydra.compose("config", list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_config_error(error) from error
+
+
+def run_folder(settings: Settings, verb: str) -> Path:
+    """The folder of a verb's outputs, ``paths.runs/<verb>/<name>/<hash8>``; the hash is over what changes results.
+
+    Where things are written, what is logged, a time box and the name are left out, so a bench goes on where it stopped.
+    """
+    key = {name: value for name, value in asdict(settings).items() if name not in (*FREE, "name")}
+    key["data_dir"] = settings.paths.data_dir
+    for section, name in (("benchmark", "minutes"), ("benchmark", "sandbox"), ("generate", "color")):
+        del key[section][name]
+    return Path(settings.paths.runs) / verb / settings.name / stable_hash(key)[:8]
+
+
+def _entry(function: _Verb, positional: str | None) -> _Entry:
+    @functools.wraps(function)
+    def main(argv: Sequence[str] | None = None) -> None:
+        code = _guarded(function, list(sys.argv[1:] if argv is None else argv), positional)
+        if code:
+            raise SystemExit(code)
+
+    return main
+
+
+def _guarded(function: _Verb, argv: list[str], positional: str | None) -> int:
+    """Runs the verb; what the user can solve becomes a line and an exit code."""
+    try:
+        _run(function, argv, positional)
+    except PacerError as error:
+        if _debug():
+            raise
+        return _say(f"error: {error}", EXIT_ERROR)
+    except Stopped as stop:
+        return _say(f"stopped ({stop}): the same command resumes", EXIT_REQUEUE)
+    except KeyboardInterrupt:
+        return _say("interrupted", EXIT_INTERRUPTED)
+    return 0
+
+
+def _run(function: _Verb, argv: list[str], positional: str | None) -> None:
+    prompt, overrides = split_prompt(argv) if positional else (None, argv)
+    check_overrides(overrides)
+    _register(inspect.cleandoc(function.__doc__ or ""))
+    errors: list[Exception] = []
+    user_full_error = os.environ.get(_FULL_ERROR)
+
+    def job(cfg: DictConfig) -> None:
+        sys.argv = [sys.argv[0], *argv]  # what provenance records; _command_line puts the process's own words back
+        try:
+            with _full_error(user_full_error):
+                _job(function, cfg, positional, prompt)
+        except (PacerError, HydraException, OmegaConfBaseException) as error:
+            failure = error if isinstance(error, PacerError) else as_config_error(error)
+            if HydraConfig.get().mode == RunMode.MULTIRUN:  # the launcher must see it; the sweep's other jobs go on
+                _say(f"error: {' '.join(HydraConfig.get().overrides.task)}: {failure}", 0)
+                raise failure from error
+            errors.append(failure)  # raised through Hydra, it would print lines of its own
+
+    job.__module__ = function.__module__
+    name = Path(inspect.getfile(function)).stem
+    try:
+        with stop_signals(), quiet_libraries(loud=_debug()), _command_line(name, overrides), _full_error("1"):
+            hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_config_error(error) from error
+    if errors:
+        raise errors[0]
+
+
+def _job(function: _Verb, cfg: DictConfig, positional: str | None, prompt: str | None) -> None:
+    settings = _typed(cfg)
+    if positional and prompt is not None:  # set here, since the override grammar would rewrite quotes and braces
+        section, _, name = positional.rpartition(".")
+        setattr(get(settings, section) if section else settings, name, prompt)
+    if settings.threads:
+        import torch  # slow to import, and most calls leave the thread count alone
+
+        torch.set_num_threads(settings.threads)
+    function(settings)
+
+
+def _typed(cfg: DictConfig) -> Settings:
+    """The composed configuration as plain dataclasses, shorthands resolved and values checked."""
+    try:
+        settings = OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise as_config_error(error) from error
+    if not isinstance(settings, Settings):
+        raise ConfigError("config.yaml does not begin with the schema", remedy="put `schema` first in its defaults")
+    settings.paths.data_dir = settings.paths.data_dir or None
+    settings.method.controller = normal_controller(settings.method.controller)
+    settings.generate.color = settings.generate.color or settings.color
+    settings.benchmark.sandbox = settings.sandbox or settings.benchmark.sandbox
+    check(settings)
+    return settings
+
+
+def _register(help_text: str) -> None:
+    ConfigStore.instance().store(name="schema", node=Settings)
+    # Hydra fills the help text in with string.Template, so a dollar sign must be doubled.
+    OmegaConf.register_new_resolver("verb_help", lambda: help_text.replace("$", "$$"), replace=True)
+    OmegaConf.register_new_resolver("data_file", _data_file, replace=True)
+
+
+def _data_file(name: str, *, _root_: DictConfig) -> str | None:
+    """``${data_file:NAME}``: the file in paths.data_dir, null where there is no such folder set."""
+    folder = _root_.paths.data_dir
+    return str(Path(folder) / name) if folder else None
+
+
+@contextmanager
+def _command_line(name: str, overrides: list[str]) -> Iterator[None]:
+    """Hydra reads sys.argv; the process's own words come back at the end."""
+    before = sys.argv
+    sys.argv = [before[0], *overrides, f"hydra.job.name={name}"]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _full_error(value: str | None) -> Iterator[None]:
+    """Sets HYDRA_FULL_ERROR: with "1" Hydra raises errors instead of printing them over several lines."""
+    before = os.environ.get(_FULL_ERROR)
+    _set_environment(_FULL_ERROR, value)
+    try:
+        yield
+    finally:
+        _set_environment(_FULL_ERROR, before)
+
+
+def _set_environment(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _debug() -> bool:
+    return "1" in (os.environ.get("PACER_DEBUG"), os.environ.get(_FULL_ERROR))
+
+
+def _say(line: str, code: int) -> int:
+    print(line, file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,148 @@
+"""Arms by name: ``"sd gamma=4"`` is conf/method/sd.yaml with its controller's gamma set to 4."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pacer.errors import ConfigError
+from pacer.resources import resource
+from pacer.settings import MethodSettings
+
+REFERENCE_ARMS = ("hf_generate", "hf_assisted")  # measured beside ours, decoded by transformers itself
+_CONTROLLER = "/controller@controller"  # how a method file names its controller
+
+
+def unknown(what: str, value: str, choices: Iterable[str], name: str | None = None) -> ConfigError:
+    """The error for a name that does not exist, with the choices and the closest one.
+
+    Args:
+        what: what kind of name it is, such as ``unknown key of trainer``.
+        value: the name as given.
+        choices: the names there are.
+        name: the part of `value` that is to be one of them; by default the whole.
+    """
+    choices = list(choices)
+    close = difflib.get_close_matches(value if name is None else name, choices, n=1, cutoff=0.5)
+    return ConfigError(
+        what, value=value, allowed=choices or "none", remedy=f"did you mean {close[0]}?" if close else None
+    )
+
+
+def methods() -> list[str]:
+    """Names of the methods: the files of conf/method."""
+    return sorted(path.stem for path in (resource("conf") / "method").glob("*.yaml"))
+
+
+def controllers() -> dict[str, list[str]]:
+    """Keys of each controller kind, read from the files of conf/controller; ``kind`` itself is left out."""
+    keys: dict[str, list[str]] = {}
+    for path in sorted((resource("conf") / "controller").glob("*.yaml")):
+        node = _read(path)
+        keys[str(node["kind"])] = [str(key) for key in node if key != "kind"]
+    return keys
+
+
+def is_reference(arm: str) -> bool:
+    """Whether the arm is a reference implementation rather than a method of this project."""
+    return (arm.split() or [""])[0] in REFERENCE_ARMS
+
+
+def method_settings(arm: str) -> MethodSettings:
+    """Settings of an arm.
+
+    Args:
+        arm: a method name, then overrides ``key=value`` (a key without a dot belongs to the controller).
+
+    Returns:
+        The method's settings; their name is the whole string.
+
+    Raises:
+        ConfigError: the method or a key does not exist, or a value does not fit; with the choices.
+    """
+    words = arm.split()
+    if not words or words[0] not in methods():
+        raise unknown(f"unknown method in arm {arm!r}", words[0] if words else "", [*methods(), *REFERENCE_ARMS])
+    method = _compose(words[0])
+    for word in words[1:]:
+        key, equals, _ = word.partition("=")
+        path = key if "." in key else f"controller.{key}"
+        if not equals:
+            raise ConfigError(f"cannot read {word!r} in arm {arm!r}", allowed="key=value, such as gamma=4")
+        if path.split(".")[0] != "controller":
+            raise unknown(f"arm {arm!r} sets what is no part of a controller", key, [])
+        choices = [str(name) for name in method.controller or {}]
+        if path.removeprefix("controller.") not in choices:
+            raise unknown(f"unknown key in arm {arm!r}", key, choices)
+        method.merge_with_dotlist([path + word[len(key) :]])
+    settings = OmegaConf.to_object(method)
+    assert isinstance(settings, MethodSettings)
+    settings.name = arm
+    settings.controller = normal_controller(settings.controller)
+    check_controller(settings.controller, f"arm {arm!r}")
+    return settings
+
+
+def normal_controller(controller: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The controller with ``kind: none``, the way to say "off" on a command line, as None."""
+    return None if controller is None or controller.get("kind") == "none" else controller
+
+
+def check_controller(controller: dict[str, Any] | None, where: str) -> None:
+    """Check a controller's kind, keys and common values.
+
+    Raises:
+        ConfigError: an unknown kind or key, or a value outside its range.
+    """
+    if controller is None:
+        return
+    kinds = controllers()
+    kind = controller.get("kind")
+    if kind not in kinds:
+        raise unknown(f"unknown controller kind in {where}", str(kind), kinds)
+    for key, value in controller.items():
+        if key != "kind" and key not in kinds[kind]:
+            raise unknown(f"unknown key of controller {kind} in {where}", key, kinds[kind])
+        if key in ("gamma", "gamma_max", "b") and value is not None and not (type(value) is int and value >= 1):
+            raise ConfigError(f"{key} in {where}", value=value, allowed="whole numbers ≥ 1")
+        if key == "t0" and value is not None and not (_is_number(value) and 0 <= value <= 1):
+            raise ConfigError(f"t0 in {where}", value=value, allowed="[0, 1]")
+        if key == "rho" and value is not None and not (_is_number(value) and value > 0):
+            raise ConfigError(f"rho in {where}", value=value, allowed="> 0")
+        if key == "rule" and value not in ("mean", "product"):
+            raise ConfigError(f"rule in {where}", value=value, allowed=("mean", "product"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@lru_cache
+def _read_text(path: Path, modified: float) -> DictConfig:
+    try:
+        node = OmegaConf.load(path)
+    except (OSError, OmegaConfBaseException) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    assert isinstance(node, DictConfig)
+    return node
+
+
+def _read(path: Path) -> DictConfig:
+    return _read_text(path, path.stat().st_mtime).copy()
+
+
+def _compose(name: str) -> DictConfig:
+    """A method file with the controller that its defaults list names, as a typed node."""
+    file = _read(resource("conf") / "method" / f"{name}.yaml")
+    chosen = [str(item[_CONTROLLER]) for item in file.pop("defaults", []) if item != "_self_" and _CONTROLLER in item]
+    node = OmegaConf.structured(MethodSettings)
+    for controller in chosen:
+        node.controller = _read(resource("conf") / "controller" / f"{controller}.yaml")
+    node.merge_with(file)
+    return node

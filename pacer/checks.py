@@ -1,0 +1,163 @@
+"""Checks of values that types alone cannot make, and of keys before they reach the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from math import fsum, inf
+from typing import Any, NamedTuple
+
+from pacer.arms import REFERENCE_ARMS, check_controller, is_reference, method_settings, unknown
+from pacer.errors import ConfigError
+from pacer.settings import Settings
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "model.dtype": ("float32", "bfloat16", "float16"),
+    "model.attention": ("sdpa",),
+    "model.draft.kind": ("layers", "model"),
+    "preverifier.state": ("before_norm", "after_norm"),
+    "preverifier.label": ("survival", "conditional"),
+    "method.drafter": ("model",),
+    "method.guarantee": ("exact", "lossy"),
+    "labels.starts": ("uniform", "rounds", "all"),
+    "trainer.part": ("draft", "preverifier"),
+    "trainer.precision": ("bf16", "fp32"),
+    "benchmark.split": ("report", "tune", "all"),
+    "benchmark.sandbox": ("auto", "unsafe", "off"),
+    "logger.wandb": ("disabled", "offline", "online"),
+}
+
+
+class Range(NamedTuple):
+    """An interval; ``open_low`` leaves its lower end out, ``open_high`` its upper end."""
+
+    low: float = 0
+    high: float = inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def holds(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return above and (value < self.high if self.open_high or self.high == inf else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == inf:
+            return f"{'>' if self.open_low else '≥'} {self.low}"
+        return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
+
+
+_COUNT, _SIZE, _POSITIVE, _SHARE = Range(0), Range(1), Range(0, open_low=True), Range(0, 1)
+RANGES: dict[str, Range] = {
+    "model.draft.head_size": _COUNT,
+    "preverifier.depth": _SIZE,
+    "preverifier.width": _SIZE,
+    "preverifier.gamma_max": _SIZE,
+    "sampling.temperature": _COUNT,
+    "sampling.top_k": _COUNT,
+    "sampling.top_p": Range(0, 1, open_low=True),
+    "sampling.repetition_penalty": _POSITIVE,
+    "corpus.limit": _SIZE,
+    "corpus.max_new_tokens": _SIZE,
+    "corpus.batch_size": _SIZE,
+    "corpus.shard_size": _SIZE,
+    "labels.starts_per_text": _SIZE,
+    "labels.gamma": _SIZE,
+    "labels.texts": _SIZE,
+    "labels.batch_texts": _SIZE,
+    "trainer.lr": _POSITIVE,
+    "trainer.weight_decay": _COUNT,
+    "trainer.warmup": _SHARE,
+    "trainer.clip": _COUNT,
+    "trainer.epochs": _SIZE,
+    "trainer.max_minutes": _POSITIVE,
+    "trainer.max_steps": _SIZE,
+    "trainer.tokens_per_batch": _SIZE,
+    "trainer.accumulate": _SIZE,
+    "trainer.dropout": Range(0, 1, open_high=True),
+    "trainer.patience": _COUNT,
+    "trainer.val_every": _SIZE,
+    "trainer.checkpoint_every": _SIZE,
+    "trainer.prompt_weight": _COUNT,
+    "benchmark.limit": _SIZE,
+    "benchmark.max_new_tokens": _SIZE,
+    "benchmark.warmup": _COUNT,
+    "benchmark.minutes": _POSITIVE,
+    "benchmark.batch_size": _SIZE,
+    "benchmark.bootstrap": _SIZE,
+    "profile.gamma_max": _COUNT,
+    "profile.repeats": _SIZE,
+    "generate.max_new_tokens": _SIZE,
+    "threads": _SIZE,
+}
+
+
+def check(settings: Settings) -> None:
+    """Check every value of the settings that has a set of choices or a range.
+
+    Raises:
+        ConfigError: names the key, its value and what is allowed.
+    """
+    for key, choices in CHOICES.items():
+        value = get(settings, key)
+        if value is not None and value not in choices:
+            raise unknown(key, value, choices)
+    for key, allowed in RANGES.items():
+        value = get(settings, key)
+        if value is not None and not allowed.holds(value):
+            raise ConfigError(key, value=value, allowed=str(allowed))
+    _check_lists(settings)
+    check_controller(settings.method.controller, "method.controller")
+    for arm in settings.benchmark.arms:
+        if not is_reference(arm):
+            method_settings(arm)
+        elif arm not in REFERENCE_ARMS:
+            raise ConfigError("a reference arm takes no settings", value=arm, allowed=REFERENCE_ARMS)
+
+
+def _check_lists(settings: Settings) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.model.device):
+        raise ConfigError("model.device", value=settings.model.device, allowed="auto, cpu, cuda, cuda:N")
+    layers = settings.model.draft.layers
+    if settings.model.draft.kind == "layers" and (not layers or layers != sorted(set(layers)) or layers[0] < 0):
+        raise ConfigError("model.draft.layers", value=layers, allowed="layer numbers in rising order")
+    for feature in settings.preverifier.features:
+        if feature not in ("logprob", "entropy"):
+            raise unknown("preverifier.features", feature, ("logprob", "entropy"))
+    betas = settings.trainer.betas
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError("trainer.betas", value=betas, allowed="two numbers in [0, 1)")
+    parts = settings.corpus.parts
+    for part in parts:
+        if part not in ("draft", "preverifier", "tuning"):
+            raise unknown("corpus.parts", part, ("draft", "preverifier", "tuning"))
+    if any(share < 0 for share in parts.values()) or abs(fsum(parts.values()) - 1) > 1e-6:
+        raise ConfigError("corpus.parts", value=parts, allowed="shares that add up to 1")
+    for key in ("profile.contexts", "profile.batches"):
+        if not all(number >= 1 for number in get(settings, key)):
+            raise ConfigError(key, value=get(settings, key), allowed="whole numbers ≥ 1")
+
+
+def get(settings: Any, path: str) -> Any:
+    """The value at a dotted path."""
+    for name in path.split("."):
+        settings = getattr(settings, name)
+    return settings
+
+
+def check_key(path: str) -> None:
+    """Check that a dotted key exists in the schema; what is inside a free-form mapping is not looked at.
+
+    Raises:
+        ConfigError: names the key, the keys there are at that place, and the closest one.
+    """
+    node: Any = Settings
+    for index, name in enumerate(path.split(".")):
+        if not dataclasses.is_dataclass(node):
+            if any(typing.get_origin(part) is dict for part in (node, *typing.get_args(node))):
+                return
+            raise ConfigError(f"unknown key: {'.'.join(path.split('.')[:index])} has no keys inside", value=path)
+        hints = typing.get_type_hints(node)
+        if name not in hints:
+            raise unknown("unknown key", path, hints, name)
+        node = hints[name]

@@ -1,0 +1,99 @@
+"""From a row of a benchmark to the text a user would send, and how far an answer may go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Item = Mapping[str, Any]  # one row, as its publisher wrote it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far an answer of a task may go: a budget of new tokens, and strings that end it."""
+
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+# The stop string of gsm8k ends models without a chat template, which go on with questions of their own.
+LIMITS: dict[str, Limits] = {
+    "gsm8k": Limits(256, ("\nQuestion:",)),
+    "humaneval": Limits(384),
+    "mbpp": Limits(256),
+    "cnn_dm": Limits(128),
+    "xsum": Limits(64),
+    "mt_bench": Limits(512),
+    "instruct": Limits(256),
+    "prompt": Limits(256),
+}
+
+
+def first_words(text: str, count: int) -> str:
+    """The first `count` whitespace-separated words, joined by single spaces."""
+    return " ".join(text.split()[:count])
+
+
+def _gsm8k(item: Item) -> str:
+    return item["question"]
+
+
+def _humaneval(item: Item) -> str:
+    ask = "Complete the following Python function. Reply with the whole function in a Python code block."
+    return f"{ask}\n\n```python\n{item['prompt']}```"
+
+
+def _mbpp(item: Item) -> str:
+    return f"{item['text']}\nYour code should pass this test: {item['test_list'][0]}"
+
+
+def _cnn_dm(item: Item) -> str:
+    return "Summarize the following article.\n\n" + first_words(item["article"], 300)
+
+
+def _xsum(item: Item) -> str:
+    return "Summarize the following article in one sentence.\n\n" + first_words(item["document"], 250)
+
+
+def _mt_bench(item: Item) -> str:
+    return item["turns"][0]
+
+
+def _instruct(item: Item) -> str:
+    """Alpaca's form has `input` beside the instruction, self-instruct's seeds have it in `instances`."""
+    extra = item["instances"][0]["input"] if "instances" in item else item.get("input")
+    return f"{item['instruction']}\n{extra}" if extra else item["instruction"]
+
+
+def _prompt(item: Item) -> str:
+    return item["prompt"]
+
+
+TEMPLATES: dict[str, Callable[[Item], str]] = {
+    "gsm8k": _gsm8k,
+    "humaneval": _humaneval,
+    "mbpp": _mbpp,
+    "cnn_dm": _cnn_dm,
+    "xsum": _xsum,
+    "mt_bench": _mt_bench,
+    "instruct": _instruct,
+    "prompt": _prompt,
+}
+
+# The field that tells whose rows a user's own file holds, in the order in which they are looked for.
+MARKS = {
+    "turns": "mt_bench",
+    "article": "cnn_dm",
+    "document": "xsum",
+    "test_list": "mbpp",
+    "entry_point": "humaneval",
+    "instruction": "instruct",
+    "question": "gsm8k",
+    "prompt": "prompt",
+}
+
+
+def task_of(item: Item) -> str | None:
+    """The task whose fields `item` has; None where no mark is found."""
+    return next((task for mark, task in MARKS.items() if mark in item), None)

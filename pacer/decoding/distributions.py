@@ -1,0 +1,90 @@
+"""From logits to the distribution a token is really drawn from. Pure functions.
+
+Shapes: … any leading dimensions, B rows, g drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pacer.errors import UnsupportedError
+from pacer.settings import SamplingSettings
+
+
+def check_sampling(sampling: SamplingSettings) -> None:
+    """Refuse values outside their ranges."""
+    ranges = {
+        "temperature": (sampling.temperature >= 0, "≥ 0"),
+        "top_k": (sampling.top_k >= 0, "≥ 0 (0: off)"),
+        "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
+        "repetition_penalty": (sampling.repetition_penalty > 0, "> 0"),
+    }
+    for name, (ok, allowed) in ranges.items():
+        if not ok:
+            raise UnsupportedError(f"sampling.{name} out of range", value=getattr(sampling, name), allowed=allowed)
+
+
+def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
+    """Repetition penalty (CTRL, arXiv 1909.05858) on the ids in ``seen`` (bool, the shape of ``logits``)."""
+    if seen is None or penalty == 1.0:
+        return logits
+    logits = logits.float()
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def seen_before(seen: Tensor, draft: Tensor) -> Tensor:
+    """Which ids precede each verified position.
+
+    Args:
+        seen: ``(B, V)`` bool, ids of the committed prefix. draft: ``(B, g)`` drafted ids.
+
+    Returns:
+        ``(B, g + 1, V)`` bool: prefix and the drafts before the position; a rejected draft is in no other row.
+    """
+    rows, size = seen.shape
+    new = torch.zeros(rows, draft.shape[1] + 1, size, dtype=torch.int32, device=seen.device)
+    new[:, 1:].scatter_(2, draft[..., None], 1)
+    return seen[:, None] | (new.cumsum(1) > 0)
+
+
+def probabilities(logits: Tensor, sampling: SamplingSettings) -> Tensor:
+    """Probabilities ``(…, V)`` in float32 after temperature, top-k and top-p; one-hot at temperature 0.
+
+    Ties at the k-th value are all kept, as transformers does.
+    """
+    if sampling.temperature == 0:
+        one_hot = torch.zeros_like(logits, dtype=torch.float32)
+        return one_hot.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sampling.top_p < 1.0:
+        ascending, order = logits.sort(dim=-1)
+        drop = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
+        drop[..., -1] = False
+        logits = logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+    return logits.softmax(-1)
+
+
+def draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF draw: ``probs (…, V)`` (any positive scale) and ``uniform (…)`` in [0, 1) → ids ``(…)``.
+
+    An id of probability 0 is never drawn: its slice of the cumulative sum is empty, and rounding at the upper end
+    falls back to the last id of positive probability. The sum runs in float64.
+    """
+    cumulative = probs.double().cumsum(-1)
+    point = uniform[..., None].double() * cumulative[..., -1:]
+    ids = (cumulative <= point).sum(-1)
+    positions = torch.arange(probs.shape[-1], device=probs.device)
+    last = torch.where(probs > 0, positions, 0).amax(-1)
+    return torch.minimum(ids, last)
+
+
+def signals(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """What a draft says of its own token: log-probability of ``ids (…)`` and entropy in nats, both at temperature 1."""
+    logp = logits.float().log_softmax(-1)
+    p = logp.exp()
+    entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1)  # a one-hot row has entropy 0, not NaN
+    return logp.gather(-1, ids[..., None]).squeeze(-1), entropy

@@ -1,0 +1,285 @@
+"""The one loop: committed prefix → draft ⇄ controller → verification → committed prefix.
+
+Shapes: B rows, g drafted tokens (of the longest row), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pacer.decoding.clock import Clock
+from pacer.decoding.controllers.base import Controller
+from pacer.decoding.distributions import check_sampling, penalised, probabilities, seen_before
+from pacer.decoding.drafters.model import ModelDrafter
+from pacer.decoding.lane import Lane, padded
+from pacer.decoding.request import Request, Result, Row
+from pacer.decoding.trace import round_line
+from pacer.decoding.uniforms import ACCEPT, NEXT, request_key, uniforms
+from pacer.decoding.verify import leading, verify, verify_greedy
+from pacer.errors import ConfigError, DecodingError
+from pacer.models.stack import Stack
+from pacer.settings import SamplingSettings
+
+OnCommit = Callable[[Row, dict[str, object]], None]
+
+
+@dataclass
+class Draft:
+    """A round's proposal. ``counts``: drafted tokens per row on the host, before anything after a stop id is cut."""
+
+    tokens: Tensor  # (B, g)
+    probs: Tensor | None  # (B, g, V) what they were drawn from; None: one-hot
+    scores: Tensor | None  # (B, g), NaN where the controller gave none
+    counts: list[int]
+    stops: list[str]
+
+
+class Decoder:
+    """A method at work: target, drafter and controller on batches of requests.
+
+    Args:
+        target: the model whose output this is.
+        drafter, controller: both or neither (plain decoding).
+        decode: ids → text, needed for stop strings.
+
+    Greedy output equals the target's own; sampled output has its distribution. Models are shared between decoders,
+    caches never.
+    """
+
+    def __init__(
+        self,
+        target: Stack,
+        drafter: ModelDrafter | None = None,
+        controller: Controller | None = None,
+        sampling: SamplingSettings | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        self.sampling = sampling or SamplingSettings()
+        check_sampling(self.sampling)
+        if (drafter is None) != (controller is None):
+            raise ConfigError("a drafter and a controller come together", value=f"{drafter}, {controller}")
+        if drafter is not None and drafter.sampling != self.sampling:
+            raise ConfigError("the drafter samples otherwise than the decoder", value=drafter.sampling)
+        self.target, self.drafter, self.controller, self.decode = target, drafter, controller, decode
+        self.lane, self.clock = Lane(target), Clock(target.device)
+        self.greedy = self.sampling.temperature == 0
+
+    @torch.inference_mode()
+    def generate(self, requests: Sequence[Request], on_commit: OnCommit | None = None) -> list[Result]:
+        """Continue a batch of requests; each row accepts its own number of tokens and ends at its own time.
+
+        Args:
+            on_commit: called after each round with the row and its trace line, for streaming.
+        """
+        rows = [Row(r, list(r.prompt_ids), request_key(self.sampling.seed, r.id)) for r in requests]
+        self._begin(rows)
+        self._prefill(rows, on_commit)
+        while any(row.finish is None for row in rows):
+            self._round(rows, on_commit)
+        return [Result(row.request, row.output, row.finish or "length", row.seconds, row.latency, row.trace) for row in rows]
+
+    def _begin(self, rows: list[Row]) -> None:
+        for row in rows:
+            if not row.committed or len(row.committed) >= self.target.context or row.left <= 0:
+                raise ConfigError(
+                    f"request {row.request.id} does not fit",
+                    value=f"{len(row.committed)} prompt tokens, {row.request.max_new_tokens} new",
+                    allowed=f"1 … {self.target.context - 1} prompt tokens, at least 1 new",
+                )
+        capacity = max(min(len(row.committed) + row.left, self.target.context) for row in rows)
+        self.lane.reset(len(rows), capacity)
+        if self.drafter is not None and self.controller is not None:
+            self.drafter.reset(rows, capacity)
+            self.controller.reset(rows, capacity)
+        ids = {i for row in rows for i in row.request.stop_ids}
+        self._stop_ids = torch.tensor(sorted(ids), dtype=torch.long, device=self.target.device)
+        self._seen: Tensor | None = None
+        if self.sampling.repetition_penalty != 1.0:
+            shape = (len(rows), self.target.vocab_size)
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self.target.device)
+            for i, row in enumerate(rows):
+                self._seen[i, torch.tensor(row.committed, device=self.target.device)] = True
+
+    def _prefill(self, rows: list[Row], on_commit: OnCommit | None) -> None:
+        """Read the prompts in every model; the target's pass emits the first token, by the same rule as any other."""
+        self.clock.start()
+        if self.drafter is not None and self.controller is not None and self.controller.gamma_max > 0:
+            wanted = [self.drafter.room(row) > 0 for row in rows]
+            if any(wanted):
+                self.drafter.read(rows, wanted)
+                self.clock.lap("draft")
+                self.controller.prefill(self.drafter.record, rows)
+                self.clock.lap("preverify")
+        none = torch.empty(len(rows), 0, dtype=torch.long, device=self.target.device)
+        self._finish(rows, Draft(none, None, None, [0] * len(rows), ["prefill"] * len(rows)), on_commit)
+
+    def _round(self, rows: list[Row], on_commit: OnCommit | None) -> None:
+        self._finish(rows, self._propose(rows), on_commit)
+
+    def _rooms(self, rows: Sequence[Row]) -> tuple[list[int], list[str]]:
+        """Tokens each row may draft this round, and what would end the draft there."""
+        rooms, reasons = [], []
+        for row in rows:
+            if self.drafter is None or self.controller is None or row.finish is not None:
+                limits = {"off": 0}
+            else:
+                limits = {
+                    self.controller.full: self.controller.gamma_max,
+                    "budget": row.left - 1,  # the target adds one token of its own
+                    "context": min(self.target.context - len(row.committed), self.drafter.room(row)),
+                }
+            reason = min(limits, key=lambda name: limits[name])
+            rooms.append(max(0, limits[reason]))
+            reasons.append(reason)
+        return rooms, reasons
+
+    def _propose(self, rows: list[Row]) -> Draft:
+        """Draw blocks until the controller, a stop id or the room ends every row's draft."""
+        rooms, stops = self._rooms(rows)
+        counts, tokens, probs = [0] * len(rows), [], []
+        scores: list[Tensor] = []
+        open_rows = [room > 0 for room in rooms]
+        if any(open_rows):
+            assert self.drafter is not None and self.controller is not None
+            self.drafter.read(rows, open_rows)
+        while any(open_rows):
+            assert self.drafter is not None and self.controller is not None
+            drawn = len(tokens)
+            block = min(self.controller.block(drawn), max(rooms) - drawn)
+            if block <= 0:
+                stops = [self.controller.stop if is_open else s for s, is_open in zip(stops, open_rows, strict=True)]
+                break
+            for _ in range(block):
+                token, q = self.drafter.draw(len(tokens), open_rows)
+                tokens.append(token)
+                probs.append(q)
+                counts = [c + int(is_open) for c, is_open in zip(counts, open_rows, strict=True)]
+                open_rows = [o and c < room for o, c, room in zip(open_rows, counts, rooms, strict=True)]
+                if not any(open_rows):
+                    break
+            self.clock.lap("draft")
+            if any(open_rows):
+                open_rows, stops = self._judge(rows, tokens, scores, open_rows, stops)
+        if not tokens:
+            none = torch.empty(len(rows), 0, dtype=torch.long, device=self.target.device)
+            return Draft(none, None, None, counts, stops)
+        q_all = torch.cat([q for q in probs if q is not None], 1) if probs[0] is not None else None
+        return Draft(torch.cat(tokens, 1), q_all, torch.cat(scores, 1) if scores else None, counts, stops)
+
+    def _judge(
+        self, rows: list[Row], tokens: list[Tensor], scores: list[Tensor], open_rows: list[bool], stops: list[str]
+    ) -> tuple[list[bool], list[str]]:
+        """Ask the controller about the block just drawn; one host read where the answer depends on the device."""
+        assert self.drafter is not None and self.controller is not None
+        go_on, block_scores = self.controller.judge(self.drafter.record, rows, len(tokens), open_rows)
+        if block_scores is not None:
+            scores.append(block_scores)
+        if go_on is None:
+            return open_rows, stops
+        drawn = torch.cat(tokens, 1)
+        ended = torch.isin(drawn, self._stop_ids).any(1)
+        answer = torch.stack([go_on, ended]).tolist()
+        self.clock.lap("preverify")
+        for i, (going, saw_stop) in enumerate(zip(*answer, strict=True)):
+            if open_rows[i] and (saw_stop or not going):
+                open_rows[i], stops[i] = False, "eos" if saw_stop else self.controller.stop
+        return open_rows, stops
+
+    def _finish(self, rows: list[Row], draft: Draft, on_commit: OnCommit | None) -> None:
+        """Verify a draft, commit what survives, roll back the rest, write the trace."""
+        live = [row.finish is None for row in rows]
+        logits = self._read_target(rows, draft, live)
+        accepted, following, counts, bad = self._verdict(rows, draft, logits)
+        scores = draft.scores if draft.scores is not None else torch.empty(len(rows), 0, device=logits.device)
+        table = torch.cat([accepted[:, None], following[:, None], counts[:, None], bad[:, None], draft.tokens], 1)
+        values = torch.cat([table.double(), scores.double()], 1).tolist()  # the round's one read of the verdict
+        self.clock.lap("target")
+        before = [len(row.committed) for row in rows]
+        verified = list(before)
+        lines: list[tuple[Row, dict[str, object]]] = []
+        for i, row in enumerate(rows):
+            if not live[i]:
+                continue
+            accept, token, count = (int(v) for v in values[i][:3])
+            self._check_finite(row, int(values[i][3]))
+            g = draft.tokens.shape[1]
+            drafted = [int(v) for v in values[i][4 : 4 + min(count, draft.counts[i])]]
+            emitted = row.commit([*drafted[:accept], token], self.target.context, self.decode)
+            stop = "eos" if count < draft.counts[i] else draft.stops[i]
+            line = round_line(row, before[i], drafted, values[i][4 + g :], accept, emitted, stop, sum(live))
+            row.trace.append(line)
+            lines.append((row, line))
+            verified[i] += accept
+            if self._seen is not None:
+                self._seen[i, torch.tensor(emitted, device=logits.device)] = True
+        self._roll_back(before, verified)
+        self.clock.lap("rest")
+        seconds = self.clock.read()
+        for row, line in lines:
+            line["time"] = {phase: value / sum(live) for phase, value in seconds.items()}
+            row.seconds += sum(seconds.values()) / sum(live)
+            row.latency += sum(seconds.values())
+            row.rounds += 1
+            if on_commit is not None:
+                on_commit(row, line)
+        self.clock.start()
+
+    def _read_target(self, rows: list[Row], draft: Draft, live: list[bool]) -> Tensor:
+        """Logits ``(B, g + 1, V)`` after each row's prefix and each of its drafts."""
+        fresh = [row.committed[have:] if is_live else [] for row, have, is_live in zip(rows, self.lane.lengths, live, strict=True)]
+        prefix, sizes = padded(fresh, self.target.device)
+        g = draft.tokens.shape[1]
+        if g == 0:
+            ids = prefix
+        elif max(sizes) == min(sizes):
+            ids = torch.cat([prefix, draft.tokens], 1)
+        else:  # ragged: drafts start where each row's prefix ends
+            ids = torch.nn.functional.pad(prefix, (0, g))
+            starts = torch.tensor(sizes, device=ids.device)[:, None]
+            ids.scatter_(1, starts + torch.arange(g, device=ids.device), draft.tokens)
+        counts = [size + (count if is_live else 0) for size, count, is_live in zip(sizes, draft.counts, live, strict=True)]
+        states = self.lane.feed_ids(ids, counts)
+        at = torch.tensor([max(size - 1, 0) for size in sizes], device=states.device)[:, None]
+        places = (at + torch.arange(g + 1, device=states.device)).clamp_max(states.shape[1] - 1)
+        if states.shape[1] != g + 1:
+            states = states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+        return self.target.readout(states)
+
+    def _verdict(self, rows: list[Row], draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """accepted, next token, drafted count up to a stop id, index of the first row of bad logits (or −1): ``(B,)``."""
+        device, g = logits.device, draft.tokens.shape[1]
+        counts = torch.tensor(draft.counts, device=device)
+        if g:  # nothing after a stop id can matter: accepted, it ends the output; rejected, the rest falls with it
+            counts = torch.minimum(counts, leading(~torch.isin(draft.tokens, self._stop_ids)) + 1)
+        if self._seen is not None:
+            logits = penalised(logits, seen_before(self._seen, draft.tokens), self.sampling.repetition_penalty)
+        top, argmax = logits.max(-1)
+        finite = torch.isfinite(top) | (torch.arange(g + 1, device=device) > counts[:, None])  # padding may hold anything
+        bad = torch.where(finite.all(1), -1, leading(finite))
+        if self.greedy:
+            return *verify_greedy(argmax, draft.tokens, counts), counts, bad
+        keys = torch.tensor([[row.key, row.rounds] for row in rows], device=device)
+        places = torch.arange(g + 1, device=device)
+        accept = uniforms(keys[:, 0], keys[:, 1], places[:g], ACCEPT)
+        following = uniforms(keys[:, 0], keys[:, 1], places[:1], NEXT).squeeze(1)
+        p = probabilities(logits, self.sampling)
+        return *verify(p, draft.probs, draft.tokens, counts, accept, following), counts, bad
+
+    def _check_finite(self, row: Row, bad: int) -> None:
+        if bad >= 0:
+            raise DecodingError(
+                f"the target's logits are not finite for request {row.request.id}",
+                value=f"position {len(row.committed) + bad}",
+                remedy="try model.dtype=float32, or check the weights",
+            )
+
+    def _roll_back(self, before: Sequence[int], verified: Sequence[int]) -> None:
+        """Every cache keeps the verified prefix: its length is cut, nothing is moved."""
+        self.lane.truncate(verified)
+        if self.drafter is not None and self.controller is not None:
+            self.drafter.truncate(verified)
+            self.controller.end(before)

@@ -1,0 +1,1 @@
+"""Evaluation: tasks, scores, metrics and statistics."""

@@ -1,0 +1,1 @@
+"""The `evaluate` module `gsm8k_answer`."""

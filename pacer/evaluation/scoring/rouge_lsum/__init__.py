@@ -1,0 +1,1 @@
+"""The `evaluate` module `rouge_lsum`."""

@@ -1,0 +1,98 @@
+"""Sums over the rounds of requests, and the metrics made of them: kept as (sum, count), divided once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pacer.errors import ConfigError
+from pacer.evaluation.traces import Line, RequestTrace
+
+PARTS = ("draft", "preverify", "intermediate", "target", "rest")
+
+
+@dataclass
+class Tally:
+    """Sums over requests; lists are by draft index. Two tallies of different prompts may be added field by field."""
+
+    prompts: int = 0
+    new_tokens: int = 0
+    seconds: float = 0.0
+    prefills: int = 0
+    prefill_seconds: float = 0.0
+    target_passes: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    time: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    run_kept: list[int] = field(default_factory=list)  # rounds whose first k tokens were all accepted
+    run_reached: list[int] = field(default_factory=list)  # of those with k - 1 accepted: rounds that drafted k
+    run_drafted: list[int] = field(default_factory=list)  # rounds that drafted k
+    stops: Counter[str] = field(default_factory=Counter)
+    finishes: Counter[str] = field(default_factory=Counter)
+
+
+def tally(requests: Iterable[RequestTrace]) -> Tally:
+    """Sums over finished requests."""
+    sums = Tally()
+    for request in requests:
+        if request.line is None:
+            raise ConfigError("an unfinished request cannot be counted", allowed="finished requests")
+        sums.prompts += 1
+        sums.new_tokens += request.line["new_tokens"]
+        sums.seconds += request.line["seconds"]
+        sums.finishes[request.line["finish"]] += 1
+        for line in request.rounds:
+            if line["round"] == 0:
+                sums.prefills += 1
+                sums.prefill_seconds += sum(line["time"].values())
+            else:
+                _add_round(sums, line)
+    return sums
+
+
+def _add_round(sums: Tally, line: Line) -> None:
+    drafted, emitted = len(line["drafted"]), len(line["emitted"])
+    judged = line["accepted"][-1] if line["accepted"] else 0
+    accepted = min(judged, emitted)  # accepted tokens past EOS or the budget are not part of the text
+    at_risk = emitted if judged > emitted else drafted  # the fate of later tokens has no meaning then
+    sums.target_passes += 1
+    sums.emitted += emitted
+    sums.drafted += drafted
+    sums.accepted += accepted
+    sums.stops[line["stop"]] += 1
+    for part, seconds in line["time"].items():
+        sums.time[part] += seconds
+    for counts in (sums.run_kept, sums.run_reached, sums.run_drafted):
+        counts.extend([0] * (at_risk - len(counts)))
+    for k in range(at_risk):
+        sums.run_drafted[k] += 1
+        sums.run_reached[k] += accepted >= k
+        sums.run_kept[k] += accepted > k
+
+
+def measures(sums: Tally) -> Line:
+    """The metrics of a tally, each divided once; None where nothing was counted. Definitions: `DEFINITIONS`."""
+    decode_seconds = sum(sums.time.values())
+    timed = sums.target_passes > 0 and decode_seconds > 0
+    return {
+        "tokens_per_second": _divide(sums.new_tokens, sums.seconds),
+        "decode_tokens_per_second": _divide(sums.emitted, decode_seconds),
+        "prefill_seconds": _divide(sums.prefill_seconds, sums.prefills),
+        "tokens_per_verify": _divide(sums.emitted, sums.target_passes),
+        "mean_drafted": _divide(sums.drafted, sums.target_passes),
+        "accepted_per_verify": _divide(sums.accepted, sums.target_passes),
+        "acceptance_rate": _divide(sums.accepted, sums.drafted),
+        "conditional_acceptance": [_divide(a, b) for a, b in zip(sums.run_kept, sums.run_reached, strict=True)],
+        "conditional_counts": list(sums.run_reached),
+        "survival": [_divide(a, b) for a, b in zip(sums.run_kept, sums.run_drafted, strict=True)],
+        "survival_counts": list(sums.run_drafted),
+        "share": {part: sums.time[part] / decode_seconds if timed else None for part in PARTS},
+        "stops": dict(sorted(sums.stops.items())),
+        "finishes": dict(sorted(sums.finishes.items())),
+    }
+
+
+def _divide(total: float, count: float) -> float | None:
+    return total / count if count else None

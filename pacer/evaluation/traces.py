@@ -1,0 +1,118 @@
+"""Reading traces (schema: `pacer.decoding.trace`): lines to requests, pairing of arms, comparison of ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pacer.errors import ConfigError
+
+Line = dict[str, Any]
+FINISHED = ("eos", "length", "stop_string", "context")  # any other `finish` of a request counts as failed
+
+
+@dataclass
+class RequestTrace:
+    """One request of one arm: its rounds in order and its closing line (None while unfinished)."""
+
+    rounds: list[Line] = field(default_factory=list)
+    line: Line | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.line is not None and self.line["finish"] in FINISHED
+
+
+Requests = dict[str, RequestTrace]  # by request name, in order of appearance
+
+
+def load_trace(path: Path) -> list[Line]:
+    """The lines of a JSON-lines trace; a last line cut by an interruption is dropped.
+
+    Raises:
+        ConfigError: any other line is not a JSON object.
+    """
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines: list[Line] = []
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if number == len(texts):  # the file does not end in a newline: the writer was stopped inside this line
+                break
+            raise ConfigError(f"{path}, line {number}: not a JSON object", remedy="restore the trace") from error
+        lines.append(line)
+    return lines
+
+
+def group_requests(lines: Iterable[Line]) -> dict[tuple[str, str], Requests]:
+    """Requests by (arm, benchmark). A round 0 starts a request anew: of a repeated request the last attempt counts."""
+    groups: dict[tuple[str, str], Requests] = {}
+    for line in lines:
+        requests = groups.setdefault((line["arm"], line["benchmark"]), {})
+        request = requests.setdefault(line["request"], RequestTrace())
+        if line["kind"] == "request":
+            request.line = line
+        elif line["kind"] == "round":
+            if line["round"] == 0:
+                request = requests[line["request"]] = RequestTrace()
+            request.rounds.append(line)
+    return groups
+
+
+def check_trace(lines: Iterable[Line]) -> list[str]:
+    """What contradicts itself in a trace, one sentence each; empty for a sound one."""
+    problems = []
+    for (arm, _), requests in group_requests(lines).items():
+        for name, request in requests.items():
+            where = f"{arm}, {name}"
+            for line in request.rounds:
+                if line["accepted"] and line["accepted"][-1] > len(line["drafted"]):
+                    problems.append(f"{where}, round {line['round']}: more accepted than drafted")
+                if len(line["emitted"]) > len(line["drafted"]) + 1:
+                    problems.append(f"{where}, round {line['round']}: more emitted than drafted + 1")
+            if request.line is None:
+                continue
+            if len(request.line["ids"]) != request.line["new_tokens"]:
+                problems.append(f"{where}: new_tokens is not the number of ids")
+            if request.rounds and [t for r in request.rounds for t in r["emitted"]] != request.line["ids"]:
+                problems.append(f"{where}: the emitted tokens of the rounds are not the ids of the request")
+    return problems
+
+
+def paired_prompts(groups: Mapping[tuple[str, str], Requests], benchmark: str) -> list[str]:
+    """Names of the prompts finished by every arm of the benchmark that finished any, in the first such arm's order."""
+    finished = [[n for n, r in requests.items() if r.finished] for (_, b), requests in groups.items() if b == benchmark]
+    finished = [names for names in finished if names]
+    common = set(finished[0]).intersection(*finished) if finished else set()
+    return [name for name in finished[0] if name in common] if finished else []
+
+
+def request_values(requests: Requests, names: Sequence[str]) -> tuple[list[int], list[float]]:
+    """New tokens and wall seconds of the named requests, in that order: what the bootstrap resamples."""
+    lines = [line for name in names if (line := requests[name].line) is not None]
+    return [line["new_tokens"] for line in lines], [line["seconds"] for line in lines]
+
+
+def compare_ids(requests: Requests, reference: Requests | None) -> tuple[bool | None, str]:
+    """Whether the ids of all prompts finished in both are equal, and a detail naming the first that differs."""
+    if reference is None:
+        return None, "no AR arm in this run"
+    both = [(name, r.line, reference[name].line) for name, r in requests.items() if r.finished and name in reference]
+    pairs = [(name, a["ids"], b["ids"]) for name, a, b in both if a and b and b["finish"] in FINISHED]
+    if not pairs:
+        return None, "no prompt finished by this arm and AR"
+    different = [(name, a, b) for name, a, b in pairs if a != b]
+    detail = f"{len(pairs) - len(different)}/{len(pairs)} identical"
+    if different:
+        name, a, b = different[0]
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        detail += f"; {name} differs at {at}"
+    return not different, detail

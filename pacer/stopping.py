@@ -1,0 +1,58 @@
+"""Stopping at safe points: a signal sets a flag, long loops look at it between their units of work.
+
+The first SIGTERM or SIGINT asks; `check_stop` then raises `Stopped` at the next unit boundary, where finished work is
+already on disk, so the same command resumes. A second SIGINT interrupts at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_requested: list[int] = []  # signal numbers received since the verb started
+
+
+class Stopped(BaseException):
+    """The run was asked to stop and did, between two units of work.
+
+    Not an ``Exception``: neither a library's catch-all nor a sweep's launcher may take it for a failed job and go on.
+    """
+
+
+def stop_requested() -> bool:
+    """Whether a signal asked this process to stop."""
+    return bool(_requested)
+
+
+def check_stop() -> None:
+    """Raise `Stopped` when a stop was requested; call it at unit boundaries, after the unit's output is on disk."""
+    if _requested:
+        raise Stopped(signal.Signals(_requested[0]).name)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    again = number == signal.SIGINT and signal.SIGINT in _requested
+    _requested.append(number)
+    if again:
+        raise KeyboardInterrupt
+    # os.write: a handler may run in the middle of a print, whose buffer must not be entered twice.
+    os.write(2, b"\nstopping at the next safe point (Ctrl-C twice: at once)\n")
+
+
+@contextmanager
+def stop_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into stop requests inside the block; outside the main thread this changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, _on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        _requested.clear()

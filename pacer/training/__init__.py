@@ -1,0 +1,1 @@
+"""Lightning modules, one per trained part, and the one way they are fitted."""
