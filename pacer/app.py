@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pacer.arms import normal_controller
 from pacer.checks import check, get
-from pacer.command_line import as_config_error, check_overrides, split_prompt
+from pacer.command_line import as_config_error, check_overrides, flags_first, split_prompt
 from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, ConfigError, PacerError
 from pacer.files import stable_hash
 from pacer.quiet import quiet_libraries
@@ -195,7 +195,7 @@ def _data_file(name: str, *, _root_: DictConfig) -> str | None:
 def _command_line(name: str, overrides: list[str]) -> Iterator[None]:
     """Hydra reads sys.argv; the process's own words come back at the end."""
     before = sys.argv
-    sys.argv = [before[0], *overrides, f"hydra.job.name={name}"]
+    sys.argv = [before[0], *flags_first(overrides), f"hydra.job.name={name}"]
     try:
         yield
     finally:

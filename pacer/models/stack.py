@@ -10,6 +10,7 @@ Shapes: B rows, n new tokens, S keys attended to, H width, V vocabulary (of the 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
@@ -43,16 +45,28 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | BlockMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """SDPA that reads grouped key/value heads where they lie (transformers copies them per head under a mask)."""
+    """SDPA that reads grouped key/value heads where they lie (transformers copies them per head under a mask).
+
+    A block mask, which packed training uses on a GPU, goes to FlexAttention.
+    """
+    if isinstance(attention_mask, BlockMask):
+        flex = flex_attention if query.device.type == "cpu" else _compiled_flex()
+        out = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=True
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+@functools.cache
+def _compiled_flex() -> Any:
+    return torch.compile(flex_attention)
 
 
 def _explicit_mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -128,14 +142,14 @@ class Stack:
         a: int,
         b: int,
         positions: Tensor,
-        mask: Tensor | None,
+        mask: Tensor | BlockMask | None,
         cache: ContiguousCache | None = None,
     ) -> Tensor:
         """Layers a … b − 1 on states ``(B, n, H)``.
 
         Args:
             positions: ``(B, n)`` absolute positions.
-            mask: ``(B, 1, n, S)`` bool, True where a query may attend; None lets every query see every key.
+            mask: ``(B, 1, n, S)`` bool, True where a query may attend (or a FlexAttention block mask); None: all.
             cache: where keys and values go; None: the n tokens see only each other.
 
         Returns:

@@ -105,13 +105,13 @@ def test_typo_in_an_experiment_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     (folder / "good.yaml").write_text("# @package _global_\nname: mine\ntrainer: {lr: 0.5}\n")
     (folder / "typo.yaml").write_text("# @package _global_\ntrainer: {epoch: 1}\n")
     seen: list[Settings] = []
-    assert run(seen.append, "--config-dir", str(tmp_path / "mine"), "+experiment=good") == 0
+    assert run(lambda settings: seen.append(settings), "--config-dir", str(tmp_path / "mine"), "+experiment=good") == 0
     assert (seen[0].name, seen[0].trainer.lr) == ("mine", 0.5)
     capsys.readouterr()
-    assert run(seen.append, "--config-dir", str(tmp_path / "mine"), "+experiment=typo") == 2
+    assert run(lambda settings: seen.append(settings), "--config-dir", str(tmp_path / "mine"), "+experiment=typo") == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
-    assert "trainer.epoch" in error and "did you mean epochs?" in error
+    assert "'trainer.epoch'" in error and "did you mean epochs?" in error
     assert len(seen) == 1
 
 
@@ -158,11 +158,20 @@ def test_arms() -> None:
 
 @pytest.mark.parametrize(
     ("arm", "part"),
-    [("", "pacer"), ("sdd", "did you mean sd?"), ("sd gamma", "key=value"), ("sd gamma=0", "≥ 1"), ("sd gamma=2.5", "≥ 1"),
-     ("sd gamma=true", "≥ 1"), ("ar gamma=1", "none"), ("sd guarantee.x=lossy", "guarantee.x"), ("pacer t0=high", "[0, 1]")],
-)  # fmt: skip
+    [
+        ("", "pacer"),
+        ("sdd", "did you mean sd?"),
+        ("sd gamma", "key=value"),
+        ("sd gamma=0", "≥ 1"),
+        ("sd gamma=2.5", "≥ 1"),
+        ("sd gamma=true", "≥ 1"),
+        ("ar gamma=1", "none"),
+        ("sd guarantee.x=lossy", "guarantee.x"),
+        ("pacer t0=high", "[0, 1]"),
+    ],
+)
 def test_arms_with_errors(arm: str, part: str) -> None:
-    with pytest.raises(ConfigError, match=".") as caught:
+    with pytest.raises(ConfigError) as caught:
         method_settings(arm)
     assert part in str(caught.value)
 
@@ -192,7 +201,7 @@ def test_prompt_before_overrides(argv: list[str], prompt: str | None, rest: list
 def test_prompt_reaches_the_settings_exactly() -> None:
     seen: list[Settings] = []
     prompt = "${name} \"quoted\" 'single' {a: [b]} = \\n \n\tö"
-    assert run(seen.append, prompt, "name=n", positional="generate.prompt") == 0
+    assert run(lambda settings: seen.append(settings), prompt, "name=n", positional="generate.prompt") == 0
     assert seen[0].generate.prompt == prompt and seen[0].name == "n"
 
 

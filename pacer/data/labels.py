@@ -1,0 +1,169 @@
+"""Simulated rounds: what the draft would propose on the target's own text, and how much of it would be accepted.
+
+Greedy speculative decoding emits the target's own greedy text, so no target pass is needed: a draft started anywhere
+on that text is accepted up to its first mismatch. The rounds of a text are drafted side by side, one packed forward
+per draft step, each round seeing the text up to its start and itself (the mask that training uses).
+
+Shapes: S rounds of a text, g drafted tokens, P tokens of the text (prompt + output).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacer.data.corpus import Text
+from pacer.decoding.distributions import signals
+from pacer.decoding.verify import leading
+from pacer.errors import ConfigError
+from pacer.models.stack import Stack, causal_mask
+from pacer.settings import LabelSettings
+
+STARTS = ("uniform", "rounds", "all")
+
+
+@dataclass
+class Rounds:
+    """The simulated rounds of one text, as tensors on the CPU.
+
+    ``starts (S,)``: committed tokens before the round. ``tokens``, ``logprob``, ``entropy (S, g)``: the draft and its
+    signals at temperature 1. ``counts (S,)``: drafted tokens, up to and with a stop id. ``accepted (S,)``: leading
+    tokens that equal the text. ``known (S,)``: leading tokens whose fate the text tells (a text cut by length ends
+    before the target's verdict on what lies beyond).
+    """
+
+    starts: Tensor
+    tokens: Tensor
+    logprob: Tensor
+    entropy: Tensor
+    counts: Tensor
+    accepted: Tensor
+    known: Tensor
+
+    def pick(self, rows: Tensor) -> Rounds:
+        """The rounds at these places."""
+        return Rounds(**{name: value[rows] for name, value in vars(self).items()})
+
+    def labels(self, kind: str) -> tuple[Tensor, Tensor]:
+        """Labels and which of them count ``(S, g)``.
+
+        *survival*: this and all earlier tokens accepted. *conditional*: accepted, given that all earlier ones were;
+        it has no meaning after the first rejection.
+        """
+        place = torch.arange(self.tokens.shape[1])
+        survived = place < self.accepted[:, None]
+        used = place < torch.minimum(self.counts, self.known)[:, None]
+        if kind == "conditional":
+            used = used & (place <= self.accepted[:, None])
+        return survived.float(), used
+
+
+@torch.inference_mode()
+def draft_rounds(draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids: Sequence[int]) -> Rounds:
+    """Draft ``gamma`` tokens greedily from each start.
+
+    Args:
+        starts: ``(S,)`` ascending committed lengths, each in [1, P − 1].
+    """
+    device = draft.device
+    path = torch.tensor([[*text.prompt_ids, *text.output_ids]], device=device)
+    length, count = path.shape[1], len(starts)
+    starts = starts.to(device)
+    cache = draft.new_cache(1, length + count * max(gamma - 1, 1))
+    places = torch.arange(length, device=device)[None]
+    cache.at(places, length)
+    states = draft.run(draft.embed(path), 0, draft.n_layers, places, causal_mask(places, length), cache)
+    last = states[:, starts - 1]
+    tokens, logprobs, entropies = [], [], []
+    for step in range(gamma):
+        if step > 0:
+            extent = length + step * count
+            slots = torch.arange(extent - count, extent, device=device)[None]
+            mask = _segment_mask(starts, length, step, extent)
+            x = draft.embed(tokens[-1][None])
+            last = draft.run(x, 0, draft.n_layers, (starts + step - 1)[None], mask, cache.at(slots, extent))
+        logits = draft.readout(last)[0]
+        row = logits.argmax(-1)
+        logprob, entropy = signals(logits, row)
+        tokens.append(row if draft.head_ids is None else draft.head_ids.to(device)[row])
+        logprobs.append(logprob)
+        entropies.append(entropy)
+    return _judged(text, path[0], starts, torch.stack(tokens, 1), logprobs, entropies, stop_ids)
+
+
+def _segment_mask(starts: Tensor, length: int, step: int, extent: int) -> Tensor:
+    """``(1, 1, S, extent)``: round s sees the text before its start and its own earlier tokens."""
+    count = len(starts)
+    slot = torch.arange(extent, device=starts.device)
+    on_path = slot[None] < torch.minimum(starts, torch.tensor(length, device=starts.device))[:, None]
+    own = (slot[None] >= length) & ((slot[None] - length) % count == torch.arange(count, device=starts.device)[:, None])
+    return (on_path | own)[None, None]
+
+
+def _judged(
+    text: Text, path: Tensor, starts: Tensor, tokens: Tensor, logprobs: list[Tensor], entropies: list[Tensor],
+    stop_ids: Sequence[int],
+) -> Rounds:  # fmt: skip
+    gamma, length = tokens.shape[1], len(path)
+    place = starts[:, None] + torch.arange(gamma, device=path.device)
+    inside = place < length
+    equal = (path[place.clamp_max(length - 1)] == tokens) & inside
+    stops = torch.tensor(sorted(stop_ids), dtype=torch.long, device=path.device)
+    counts = (leading(~torch.isin(tokens, stops)) + 1).clamp_max(gamma)
+    accepted = torch.minimum(leading(equal), counts)
+    cut_short = accepted == (length - starts)  # all the text there is agreed: only an ended text tells the rest
+    known = torch.where(cut_short & text.cut, length - starts, torch.full_like(starts, gamma))
+    found = (starts, tokens, torch.stack(logprobs, 1), torch.stack(entropies, 1), counts, accepted, known)
+    return Rounds(*(value.cpu() for value in found))
+
+
+def choose_starts(text: Text, settings: LabelSettings) -> Tensor:
+    """Where rounds may start: after the first output token (it comes from the prefill), before the last."""
+    first, end = len(text.prompt_ids) + 1, len(text.prompt_ids) + len(text.output_ids)
+    every = torch.arange(first, end)
+    if settings.starts not in STARTS:
+        raise ConfigError("unknown labels.starts", value=settings.starts, allowed=STARTS)
+    if settings.starts != "uniform" or len(every) <= settings.starts_per_text:
+        return every
+    # a generator of the text's own: the same starts whatever else is in the corpus
+    rng = np.random.default_rng([settings.seed, len(text.prompt_ids), *text.id.encode()])
+    return every[np.sort(rng.choice(len(every), settings.starts_per_text, replace=False))]
+
+
+def simulate(draft: Stack, text: Text, settings: LabelSettings, stop_ids: Sequence[int]) -> Rounds | None:
+    """Rounds of a text by the start policy; None where the output is too short for one."""
+    starts = choose_starts(text, settings)
+    if len(starts) == 0:
+        return None
+    rounds = draft_rounds(draft, text, starts, settings.gamma, stop_ids)
+    return rounds.pick(walk(rounds)) if settings.starts == "rounds" else rounds
+
+
+def walk(rounds: Rounds) -> Tensor:
+    """Of rounds at every place: those a decoder with a fixed window would really make, one after the other."""
+    by_start = {int(s): i for i, s in enumerate(rounds.starts)}
+    chosen, start = [], int(rounds.starts[0])
+    while start in by_start:
+        chosen.append(by_start[start])
+        start += int(rounds.accepted[chosen[-1]]) + 1
+    return torch.tensor(chosen)
+
+
+def to_line(text_id: str, rounds: Rounds) -> str:
+    """A JSON line of the label shard."""
+    record: dict[str, Any] = {"id": text_id}
+    for name, value in vars(rounds).items():
+        record[name] = value.tolist() if not value.is_floating_point() else np.round(value.numpy(), 5).tolist()
+    return json.dumps(record, allow_nan=False)
+
+
+def from_line(line: str) -> tuple[str, Rounds]:
+    """The reverse of :func:`to_line`."""
+    record = json.loads(line)
+    return record.pop("id"), Rounds(**{name: torch.tensor(value) for name, value in record.items()})

@@ -1,0 +1,111 @@
+"""What a controller would gain on simulated rounds: a cost model over tables, no model in it.
+
+Each round is judged on its own, so this is exact for the tokens of a round and approximate for which rounds occur
+(the start policy stands for that). Costs are in units of one single-token target pass.
+
+Shapes: S rounds, g drafted tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one draft pass, one pre-verifier call, each further verified token, and the rest of a round."""
+
+    draft: float = 0.15
+    preverify: float = 0.035
+    token: float = 0.012
+    rest: float = 0.0
+
+    def round(self, drafted: Floats | Ints, calls: Floats | Ints) -> Floats:
+        """Cost of rounds with ``drafted`` tokens and ``calls`` of the pre-verifier."""
+        return np.asarray(1.0 + self.token * drafted + self.draft * drafted + self.preverify * calls + self.rest)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Speed over plain decoding, tokens per target pass, drafted and accepted tokens per target pass."""
+
+    speedup: float
+    tokens_per_verify: float
+    drafted: float
+    accepted: float
+
+
+def outcome(lengths: Ints, calls: Ints, accepted: Ints, costs: Costs) -> Outcome:
+    """Outcome of drafting ``lengths (S,)`` tokens where up to ``accepted (S,)`` would be accepted."""
+    kept = np.minimum(lengths, accepted)
+    n = len(lengths)
+    emitted = kept.sum() + n
+    return Outcome(
+        float(emitted / costs.round(lengths, calls).sum()), float(emitted / n), float(lengths.mean()), float(kept.mean())
+    )
+
+
+def fixed(accepted: Ints, counts: Ints, gamma: int, costs: Costs) -> Outcome:
+    """The fixed window; ``counts (S,)``: tokens to a stop id, which ends a draft."""
+    return outcome(np.minimum(gamma, counts), np.zeros(len(accepted), dtype=np.int64), accepted, costs)
+
+
+def oracle(accepted: Ints, costs: Costs) -> Outcome:
+    """Drafts exactly what will be accepted: no controller does better on these rounds."""
+    return outcome(accepted, np.zeros(len(accepted), dtype=np.int64), accepted, costs)
+
+
+def blockwise(
+    scores: Floats, counts: Ints, b: int, t0: float, rho: float, gamma_max: int, rule: str = "mean"
+) -> tuple[Ints, Ints]:
+    """Draft lengths and pre-verifier calls of PACER's rule on ``scores (S, g)``.
+
+    As in decoding: no call after the last block that fits, none after a stop id, and a call whose answer is no ends it.
+    """
+    rounds, width = scores.shape
+    limit = np.minimum(counts, min(gamma_max, width))
+    length = np.zeros(rounds, dtype=np.int64)
+    calls = np.zeros(rounds, dtype=np.int64)
+    going = limit > 0
+    for k, start in enumerate(range(0, min(gamma_max, width), b)):
+        block = scores[:, start : start + b]
+        value = {"mean": block.mean(1), "min": block.min(1), "product": block.prod(1)}[rule]
+        length = np.where(going, np.minimum(start + b, limit), length)
+        asked = going & (length < np.minimum(gamma_max, width)) & (start + b <= counts)
+        calls += asked
+        going = asked & (value >= t0 * rho**k) & (start + b < counts)
+    return length, calls
+
+
+def tune(
+    scores: Floats, counts: Ints, accepted: Ints, costs: Costs, gamma_max: int, rule: str = "mean",
+    blocks: Iterable[int] = (1, 2, 3, 4, 5, 6),
+    thresholds: Iterable[float] = tuple(np.round(np.arange(0.1, 0.96, 0.05), 2)),
+    growths: Iterable[float] = (1.0, 1.05, 1.1, 1.2),
+) -> tuple[dict[str, float | int], Outcome]:  # fmt: skip
+    """The (b, t0, ρ) of the highest simulated speed."""
+    best: tuple[dict[str, float | int], Outcome] | None = None
+    for b, t0, rho in itertools.product(blocks, thresholds, growths):
+        if b > gamma_max:
+            continue
+        lengths, calls = blockwise(scores, counts, b, t0, rho, gamma_max, rule)
+        found = outcome(lengths, calls, accepted, costs)
+        if best is None or found.speedup > best[1].speedup:
+            best = ({"b": b, "t0": float(t0), "rho": float(rho)}, found)
+    assert best is not None, "b = 1 always fits"
+    return best
+
+
+def best_fixed(accepted: Ints, counts: Ints, costs: Costs, gamma_max: int) -> tuple[int, Outcome]:
+    """The fixed window of the highest simulated speed, γ = 0 included."""
+    found = {gamma: fixed(accepted, counts, gamma, costs) for gamma in range(gamma_max + 1)}
+    gamma = max(found, key=lambda g: found[g].speedup)
+    return gamma, found[gamma]

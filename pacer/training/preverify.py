@@ -1,0 +1,127 @@
+"""Training the pre-verification layer on packed simulated rounds; draft and target stay frozen.
+
+Shapes: B rows, N places, H draft width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
+
+from pacer.data.packing import Packed, attention_mask
+from pacer.evaluation.simulate import Costs, Outcome, best_fixed, oracle, tune
+from pacer.models.preverifier import Preverifier
+from pacer.settings import TrainerSettings
+from pacer.training.optim import adamw
+
+
+def packed_logits(module: Preverifier, batch: Packed) -> Tensor:
+    """Logits of acceptance for every place of a packed batch ``(B, N)``; the draft runs without gradients."""
+    draft, mask = module.draft, attention_mask(batch)
+    with torch.no_grad():
+        states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, mask)  # type: ignore[arg-type]
+        source = batch.source.clamp_min(0)[..., None].expand_as(states)
+        produced = torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
+    features = module.select(batch.logprob, batch.entropy, batch.index)
+    x = module.entries(produced, batch.ids, batch.index, features)
+    hidden = module.stack.run(x, 0, module.stack.n_layers, batch.positions, mask)  # type: ignore[arg-type]
+    return module.logits(hidden, features)
+
+
+class RoundScores:
+    """Scores of held-out rounds gathered place by place, and what they are worth."""
+
+    def __init__(self, gamma: int) -> None:
+        self.gamma = gamma
+        self.scores: list[np.ndarray[Any, Any]] = []
+        self.labels: list[np.ndarray[Any, Any]] = []
+        self.used: list[np.ndarray[Any, Any]] = []
+
+    def add(self, batch: Packed, scores: Tensor) -> None:
+        """One packed batch: its segments become rows of tables ``(S, g)``."""
+        for row in range(batch.ids.shape[0]):
+            inside = batch.index[row] > 0
+            number = batch.segment[row, inside]
+            _, order = torch.unique(number, return_inverse=True)
+            place = batch.index[row, inside] - 1
+            tables = [np.full((int(order.max()) + 1, self.gamma), fill) for fill in (np.nan, 0.0, 0.0)]
+            values = (scores[row, inside], batch.labels[row, inside], batch.used[row, inside])
+            for table, value in zip(tables, values, strict=True):
+                table[order.cpu(), place.cpu()] = value.float().cpu().numpy()
+            self.scores.append(tables[0])
+            self.labels.append(tables[1])
+            self.used.append(tables[2])
+
+    def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """scores, survival labels, used ``(S, g)``; scores past a stop id are 0."""
+        scores, labels, used = (np.concatenate(part) for part in (self.scores, self.labels, self.used))
+        return np.nan_to_num(scores), labels, used.astype(bool)
+
+    def rounds(self, costs: Costs) -> tuple[dict[str, float | int], Outcome, int, Outcome, Outcome]:
+        """The tuned rule and its outcome, the best fixed window and its outcome, the oracle.
+
+        Rounds whose text ended by length inside the draft are left out: their accepted length is not known.
+        """
+        scores, labels, used = self.tables()
+        counts = np.concatenate([(~np.isnan(part)).sum(1) for part in self.scores])
+        known = used.sum(1) == counts if used.any() else np.ones(len(counts), bool)
+        first_rejection = np.where(labels.min(1) > 0, counts, labels.argmin(1))
+        accepted = np.minimum(first_rejection, counts)
+        known |= accepted < used.sum(1)  # a rejection that was seen settles the round
+        scores, counts, accepted = scores[known], counts[known], accepted[known]
+        rule, paced = tune(scores, counts, accepted, costs, self.gamma)
+        gamma, window = best_fixed(accepted, counts, costs, self.gamma)
+        return rule, paced, gamma, window, oracle(accepted, costs)
+
+
+class PreverifierModule(lightning.LightningModule):
+    """Binary cross-entropy on the rounds' labels. The checkpoint is chosen by what the rounds would gain."""
+
+    def __init__(self, module: Preverifier, settings: TrainerSettings, total_steps: int, costs: Costs) -> None:
+        super().__init__()
+        self.module, self.settings, self.total_steps, self.costs = module, settings, total_steps, costs
+        self.held_out = RoundScores(module.settings.gamma_max)
+        self.tuned: dict[str, float | int] = {}
+
+    def training_step(self, batch: Packed, _: int) -> Tensor:
+        logits = packed_logits(self.module, batch)[batch.used]
+        loss = F.binary_cross_entropy_with_logits(logits.float(), batch.labels[batch.used])
+        self.log("train/loss", loss, prog_bar=True, batch_size=1)
+        self.log("train/supervised_share", batch.used.float().mean(), batch_size=1)
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self.held_out = RoundScores(self.module.settings.gamma_max)
+
+    def validation_step(self, batch: Packed, _: int) -> None:
+        self.held_out.add(batch, packed_logits(self.module, batch).float().sigmoid())
+
+    def on_validation_epoch_end(self) -> None:
+        scores, labels, used = self.held_out.tables()
+        score, label = torch.tensor(scores[used]), torch.tensor(labels[used]).long()
+        clipped = score.float().clamp(1e-6, 1 - 1e-6)
+        self.log("val/loss", F.binary_cross_entropy(clipped, label.float()))
+        self.log("val/auc", binary_auroc(score, label))
+        self.log("val/ece", binary_calibration_error(clipped, label, n_bins=15))
+        for place in range(scores.shape[1]):
+            here = used[:, place]
+            if here.any():
+                right = (scores[here, place] >= 0.5) == (labels[here, place] > 0.5)
+                self.log(f"val/accuracy_{place + 1}", float(right.mean()))
+        self.tuned, paced, gamma, window, best = self.held_out.rounds(self.costs)
+        self.log("val/sim_speedup", paced.speedup, prog_bar=True)
+        self.log("val/sim_accepted_length", paced.accepted, prog_bar=True)
+        self.log("val/sim_drafted", paced.drafted)
+        self.log("val/sim_tokens_per_verify", paced.tokens_per_verify)
+        self.log("val/sim_fixed_gamma", float(gamma))
+        self.log("val/sim_fixed_speedup", window.speedup)
+        self.log("val/sim_oracle_speedup", best.speedup)
+
+    def configure_optimizers(self) -> Any:
+        return adamw(self.module.named_parameters(), self.settings, self.total_steps)
