@@ -45,7 +45,7 @@ class PreverifierSettings:
     source: str | None = None  # checkpoint folder; null: the run made from these settings
     depth: int = 1  # decoder layers
     width: int | None = None  # null: the draft's width
-    state: str = "before_norm"  # which draft state is read: before_norm | after_norm
+    state: str = "after_norm"  # which draft state is read: before_norm | after_norm
     index_embedding: bool = True  # learned embedding of the index inside the current draft
     features: list[str] = field(default_factory=lambda: ["logprob", "entropy"])  # beside the state; [] is the paper's form
     label: str = "survival"  # survival | conditional
@@ -92,8 +92,17 @@ class LabelSettings:
     starts_per_text: int = 24
     gamma: int = 16  # draft length of a simulated round
     texts: int | None = None  # limit
-    batch_texts: int = 8
     seed: int = 0
+
+
+@dataclass
+class CostSettings:
+    """Costs in units of one single-token target pass, as `pacer.profile` measures them; used to simulate speed."""
+
+    draft: float = 0.15  # one draft pass
+    preverify: float = 0.035  # one pre-verifier call
+    token: float = 0.012  # each further token the target verifies
+    rest: float = 0.03  # everything else in a round
 
 
 @dataclass
@@ -177,6 +186,7 @@ class Settings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     corpus: CorpusSettings = field(default_factory=CorpusSettings)
     labels: LabelSettings = field(default_factory=LabelSettings)
+    costs: CostSettings = field(default_factory=CostSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)

@@ -39,7 +39,7 @@ class Loader:
     Lightning saves and restores ``state_dict``, so a resumed run sees exactly the batches the other would have seen.
     """
 
-    def __init__(self, batches: Sequence[Sequence[int]], collate: Callable[[Sequence[int]], Any]) -> None:
+    def __init__(self, batches: Sequence[Any], collate: Callable[[Any], Any]) -> None:
         self.batches, self.collate, self.position = batches, collate, 0
 
     def __len__(self) -> int:

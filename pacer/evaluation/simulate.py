@@ -15,22 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pacer.settings import CostSettings
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Of one draft pass, one pre-verifier call, each further verified token, and the rest of a round."""
-
-    draft: float = 0.15
-    preverify: float = 0.035
-    token: float = 0.012
-    rest: float = 0.0
-
-    def round(self, drafted: Floats | Ints, calls: Floats | Ints) -> Floats:
-        """Cost of rounds with ``drafted`` tokens and ``calls`` of the pre-verifier."""
-        return np.asarray(1.0 + self.token * drafted + self.draft * drafted + self.preverify * calls + self.rest)
+def round_cost(costs: CostSettings, drafted: Floats | Ints, calls: Floats | Ints) -> Floats:
+    """Cost of rounds that drafted and verified ``drafted`` tokens and called the pre-verifier ``calls`` times."""
+    return np.asarray(1.0 + (costs.token + costs.draft) * drafted + costs.preverify * calls + costs.rest)
 
 
 @dataclass(frozen=True)
@@ -43,22 +36,22 @@ class Outcome:
     accepted: float
 
 
-def outcome(lengths: Ints, calls: Ints, accepted: Ints, costs: Costs) -> Outcome:
+def outcome(lengths: Ints, calls: Ints, accepted: Ints, costs: CostSettings) -> Outcome:
     """Outcome of drafting ``lengths (S,)`` tokens where up to ``accepted (S,)`` would be accepted."""
     kept = np.minimum(lengths, accepted)
     n = len(lengths)
     emitted = kept.sum() + n
     return Outcome(
-        float(emitted / costs.round(lengths, calls).sum()), float(emitted / n), float(lengths.mean()), float(kept.mean())
+        float(emitted / round_cost(costs, lengths, calls).sum()), float(emitted / n), float(lengths.mean()), float(kept.mean())
     )
 
 
-def fixed(accepted: Ints, counts: Ints, gamma: int, costs: Costs) -> Outcome:
+def fixed(accepted: Ints, counts: Ints, gamma: int, costs: CostSettings) -> Outcome:
     """The fixed window; ``counts (S,)``: tokens to a stop id, which ends a draft."""
     return outcome(np.minimum(gamma, counts), np.zeros(len(accepted), dtype=np.int64), accepted, costs)
 
 
-def oracle(accepted: Ints, costs: Costs) -> Outcome:
+def oracle(accepted: Ints, costs: CostSettings) -> Outcome:
     """Drafts exactly what will be accepted: no controller does better on these rounds."""
     return outcome(accepted, np.zeros(len(accepted), dtype=np.int64), accepted, costs)
 
@@ -86,7 +79,7 @@ def blockwise(
 
 
 def tune(
-    scores: Floats, counts: Ints, accepted: Ints, costs: Costs, gamma_max: int, rule: str = "mean",
+    scores: Floats, counts: Ints, accepted: Ints, costs: CostSettings, gamma_max: int, rule: str = "mean",
     blocks: Iterable[int] = (1, 2, 3, 4, 5, 6),
     thresholds: Iterable[float] = tuple(np.round(np.arange(0.1, 0.96, 0.05), 2)),
     growths: Iterable[float] = (1.0, 1.05, 1.1, 1.2),
@@ -104,7 +97,7 @@ def tune(
     return best
 
 
-def best_fixed(accepted: Ints, counts: Ints, costs: Costs, gamma_max: int) -> tuple[int, Outcome]:
+def best_fixed(accepted: Ints, counts: Ints, costs: CostSettings, gamma_max: int) -> tuple[int, Outcome]:
     """The fixed window of the highest simulated speed, γ = 0 included."""
     found = {gamma: fixed(accepted, counts, gamma, costs) for gamma in range(gamma_max + 1)}
     gamma = max(found, key=lambda g: found[g].speedup)

@@ -112,7 +112,7 @@ def download(requirement: str, folder: Path, progress: bool) -> Path:
         try:
             while process.poll() is None:
                 time.sleep(0.1)
-                bar.update(_bytes_under(folder) - bar.n)
+                bar.update(_largest_under(folder) - bar.n)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -127,12 +127,13 @@ def download(requirement: str, folder: Path, progress: bool) -> Path:
     return wheels[0]
 
 
-def _bytes_under(folder: Path) -> int:
-    total = 0
+def _largest_under(folder: Path) -> int:
+    """Bytes of the largest file: the wheel, which pip first writes in its scratch folder and then copies."""
+    sizes = [0]
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # pip moves its files while we look
-            total += path.stat().st_size if path.is_file() else 0
-    return total
+            sizes.append(path.stat().st_size if path.is_file() else 0)
+    return max(sizes)
 
 
 def sha256_of(path: Path, progress: bool = False) -> str:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from pacer.data.packing import Packed, attention_mask
-from pacer.evaluation.simulate import Costs, Outcome, best_fixed, oracle, tune
+from pacer.evaluation.simulate import Outcome, best_fixed, oracle, tune
 from pacer.models.preverifier import Preverifier
-from pacer.settings import TrainerSettings
+from pacer.settings import CostSettings, TrainerSettings
 from pacer.training.optim import adamw
 
 
@@ -63,7 +63,7 @@ class RoundScores:
         scores, labels, used = (np.concatenate(part) for part in (self.scores, self.labels, self.used))
         return np.nan_to_num(scores), labels, used.astype(bool)
 
-    def rounds(self, costs: Costs) -> tuple[dict[str, float | int], Outcome, int, Outcome, Outcome]:
+    def rounds(self, costs: CostSettings) -> tuple[dict[str, float | int], Outcome, int, Outcome, Outcome]:
         """The tuned rule and its outcome, the best fixed window and its outcome, the oracle.
 
         Rounds whose text ended by length inside the draft are left out: their accepted length is not known.
@@ -83,7 +83,7 @@ class RoundScores:
 class PreverifierModule(lightning.LightningModule):
     """Binary cross-entropy on the rounds' labels. The checkpoint is chosen by what the rounds would gain."""
 
-    def __init__(self, module: Preverifier, settings: TrainerSettings, total_steps: int, costs: Costs) -> None:
+    def __init__(self, module: Preverifier, settings: TrainerSettings, total_steps: int, costs: CostSettings) -> None:
         super().__init__()
         self.module, self.settings, self.total_steps, self.costs = module, settings, total_steps, costs
         self.held_out = RoundScores(module.settings.gamma_max)

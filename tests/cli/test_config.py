@@ -56,7 +56,7 @@ def test_help(toy: Path) -> None:
 
 
 def test_show_configuration(toy: Path) -> None:
-    done = run(toy, "+experiment=pacer/demo", "trainer.lr=0.25", "--cfg", "job")
+    done = run(toy, "+experiment=pacer/demo", "--cfg", "job", "trainer.lr=0.25")
     assert done.returncode == 0
     assert "name: demo" in done.stdout.decode() and "  lr: 0.25" in done.stdout.decode()
     typo = run(toy, "+trainer.lrr=0.25", "--cfg", "job")

@@ -1,0 +1,140 @@
+"""What each part costs on this machine: time of a pass by tokens, batch and context.
+
+Shapes: B rows, n tokens of a pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pacer.assemble import Models
+from pacer.decoding.lane import Lane
+from pacer.models.stack import Stack
+from pacer.progress import progress
+from pacer.settings import CostSettings, ProfileSettings
+from pacer.stopping import check_stop
+
+
+@dataclass(frozen=True)
+class Point:
+    """Milliseconds of one pass: median and the quartiles."""
+
+    part: str  # target | draft | head | draft_head | preverifier
+    n: int
+    batch: int
+    context: int
+    median_ms: float
+    low_ms: float
+    high_ms: float
+
+
+def _pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
+    """A verification pass as decoding does it: n tokens after ``context`` cached ones, logits and argmax of all."""
+    lane = Lane(stack)
+    lane.reset(batch, context + n)
+    ids = torch.randint(0, min(1000, stack.vocab_size), (batch, n), device=stack.device)
+
+    def run() -> Tensor:
+        lane.lengths = [context] * batch
+        return stack.readout(lane.feed_ids(ids, [n] * batch)).max(-1).indices
+
+    return run
+
+
+def _head(stack: Stack, n: int, batch: int) -> Callable[[], Tensor]:
+    states = torch.randn(batch, n, stack.width, dtype=stack.dtype, device=stack.device)
+    return lambda: stack.readout(states)
+
+
+def _preverifier(models: Models, n: int, batch: int, context: int) -> Callable[[], Tensor]:
+    """One call on n entries."""
+    module = models.preverifier
+    assert module is not None
+    lane = Lane(module.stack)
+    lane.reset(batch, context + n)
+    states = torch.randn(batch, n, module.draft.width, dtype=module.draft.dtype, device=module.draft.device)
+    ids = torch.zeros(batch, n, dtype=torch.long, device=states.device)
+    index = torch.ones_like(ids)
+    signal = torch.zeros(batch, n, device=states.device)
+
+    def run() -> Tensor:
+        lane.lengths = [context] * batch
+        features = module.select(signal, signal, index)
+        hidden = lane.feed(module.entries(states, ids, index, features), [n] * batch)
+        return module.logits(hidden, features).float().sigmoid()
+
+    return run
+
+
+def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) -> dict[tuple[str, int], Callable[[], Tensor]]:
+    parts: dict[tuple[str, int], Callable[[], Tensor]] = {}
+    for n in range(1, settings.gamma_max + 2):
+        parts["target", n] = _pass(models.target, n, batch, context)
+        parts["head", n] = _head(models.target, n, batch)
+    if models.draft is not None:
+        for n in (1, 2):
+            parts["draft", n] = _pass(models.draft, n, batch, context)
+        parts["draft_head", 1] = _head(models.draft, 1, batch)
+    if models.preverifier is not None:
+        for n in range(1, min(8, settings.gamma_max) + 1):
+            parts["preverifier", n] = _preverifier(models, n, batch, context)
+    return parts
+
+
+def _timed(run: Callable[[], Tensor], device: torch.device) -> float:
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+@torch.inference_mode()
+def profile(models: Models, settings: ProfileSettings) -> list[Point]:
+    """Measure all parts; each repeat goes through all of them, so drift of the machine meets all alike."""
+    points = []
+    cells = list(itertools.product(settings.batches, settings.contexts))
+    with progress(len(cells) * (settings.repeats + 1), "profiling", "repeat") as bar:
+        for batch, context in cells:
+            parts = _parts(models, settings, batch, context)
+            times: dict[tuple[str, int], list[float]] = {key: [] for key in parts}
+            for repeat in range(settings.repeats + 1):
+                for key, run in parts.items():
+                    spent = _timed(run, models.target.device)
+                    if repeat > 0:  # the first one warms up
+                        times[key].append(spent)
+                bar.update()
+                check_stop()
+            for (part, n), values in times.items():
+                low, median, high = np.percentile(values, [25, 50, 75]).tolist()
+                points.append(Point(part, n, batch, context, median, low, high))
+    return points
+
+
+def costs(points: Sequence[Point], rest: float = CostSettings().rest) -> CostSettings:
+    """Costs in units of a one-token target pass, from the smallest batch and the middle context."""
+    batch = min(p.batch for p in points)
+    contexts = sorted({p.context for p in points})
+    context = contexts[len(contexts) // 2]
+    table = {(p.part, p.n): p.median_ms for p in points if p.batch == batch and p.context == context}
+    one = table["target", 1]
+    widths = sorted(n for part, n in table if part == "target")
+    slope = float(np.polyfit(widths, [table["target", n] / one for n in widths], 1)[0]) if len(widths) > 1 else 0.0
+    calls = [value for (part, _), value in table.items() if part == "preverifier"]
+    return CostSettings(
+        draft=table.get(("draft", 1), 0.0) / one, preverify=float(np.median(calls)) / one if calls else 0.0,
+        token=max(0.0, slope), rest=rest,
+    )  # fmt: skip
+
+
+def as_json(points: Sequence[Point]) -> dict[str, Any]:
+    """Points and the costs that follow from them, as plain data."""
+    return {"points": [asdict(point) for point in points], "costs": asdict(costs(points))}

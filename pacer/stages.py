@@ -1,0 +1,228 @@
+"""What a verb builds when it lacks it: corpus → labels → trained part, each in a folder named by what made it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pacer.artifacts import Stage, stable_hash, write_atomic
+from pacer.assemble import (
+    Models,
+    attach_preverifier,
+    checkpoint_folder,
+    load_draft_model,
+    load_target,
+    needed_ids,
+)
+from pacer.data.corpus import Text, read_corpus, split_texts
+from pacer.data.labels import Rounds, from_line, simulate, to_line
+from pacer.data.prompts import Prompt, encode, load_prompts
+from pacer.decoding.loop import Decoder
+from pacer.decoding.request import Request
+from pacer.errors import ConfigError
+from pacer.files import sha256
+from pacer.progress import progress
+from pacer.settings import MethodSettings, Settings
+from pacer.stopping import check_stop
+
+log = logging.getLogger(__name__)
+
+
+def _stage(settings: Settings, kind: str, key: dict[str, Any]) -> Stage:
+    return Stage(Path(settings.paths.runs) / "stages", kind, key)
+
+
+def _cache(settings: Settings) -> Path:
+    return Path(settings.paths.cache).expanduser()
+
+
+def corpus(settings: Settings, models: Models) -> tuple[list[Text], str]:
+    """The target's own texts, and a hash of where they come from. Generated where no file is given."""
+    chosen = settings.corpus
+    if chosen.file:
+        path = Path(chosen.file).expanduser()
+        texts = read_corpus(path, models.stop_ids)
+        return texts[: chosen.limit], stable_hash([sha256(path), chosen.limit])
+    key = {
+        "target": asdict(settings.model.target), "dtype": settings.model.dtype, "prompts": chosen.prompts,
+        "data_dir": settings.paths.data_dir, "limit": chosen.limit, "max_new_tokens": chosen.max_new_tokens,
+        "shard_size": chosen.shard_size,
+    }  # fmt: skip
+    stage = _stage(settings, "corpus", key)
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                _generate_corpus(settings, models, stage)
+    files = sorted(stage.folder.glob("shard-*.jsonl"))
+    return [text for file in files for text in read_corpus(file, models.stop_ids)], stage.hash
+
+
+def _generate_corpus(settings: Settings, models: Models, stage: Stage) -> None:
+    prompts = _corpus_prompts(settings)
+    log.info("writing the target's continuations of %d prompts to %s", len(prompts), stage.folder)
+    size = settings.corpus.shard_size
+    shards = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+    missing = stage.missing(len(shards))
+    with progress(len(prompts), "corpus", "text", initial=len(prompts) - sum(len(shards[i]) for i in missing)) as bar:
+        for index in missing:
+            lines = []
+            for start in range(0, len(shards[index]), settings.corpus.batch_size):
+                batch = shards[index][start : start + settings.corpus.batch_size]
+                lines += _continuations(settings, models, batch)
+                bar.update(len(batch))
+            write_atomic(stage.shard(index), "".join(lines))
+            check_stop()
+    stage.finish({"texts": len(prompts)})
+
+
+def _corpus_prompts(settings: Settings) -> list[Prompt]:
+    """Prompts of all sets, in order of length: batches hold neighbours."""
+    prompts: list[Prompt] = []
+    for name in settings.corpus.prompts:
+        task, _, split = name.partition("/")
+        found = load_prompts(
+            task, split=split or "train", data_dir=settings.paths.data_dir, limit=settings.corpus.limit
+        )
+        prompts += found.items
+    return sorted(prompts, key=lambda prompt: (len(prompt.text), prompt.id))
+
+
+def _continuations(settings: Settings, models: Models, batch: Sequence[Prompt]) -> list[str]:
+    """JSON lines of greedy continuations of a batch."""
+    decoder = Decoder(models.target)
+    budget, stops = settings.corpus.max_new_tokens, frozenset(models.stop_ids)
+    requests = [Request(p.id, encode(p, models.tokenizer), budget, stops) for p in batch]
+    return [
+        json.dumps({"id": p.id, "task": p.task, "prompt_ids": list(r.request.prompt_ids), "output_ids": r.ids}) + "\n"
+        for p, r in zip(batch, decoder.generate(requests), strict=True)
+    ]
+
+
+def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tuple[list[tuple[Text, Rounds]], str]:
+    """Texts of a part of the corpus with their simulated rounds, and the stage's hash."""
+    assert models.draft is not None
+    texts, corpus_key = corpus(settings, models)
+    key = {
+        "corpus": corpus_key, "parts": settings.corpus.parts, "part": part, "draft": draft_key,
+        "dtype": settings.model.dtype, "full_head": settings.model.draft.full_head, "labels": asdict(settings.labels),
+    }  # fmt: skip
+    chosen = sorted(split_texts(texts, settings.corpus.parts)[part], key=lambda t: stable_hash(t.id))
+    chosen = chosen[: settings.labels.texts]
+    if not chosen:
+        raise ConfigError(f"no texts in part {part} of the corpus", value=len(texts), remedy="use more prompts")
+    stage = _stage(settings, "labels", key)
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                _simulate(settings, models, stage, chosen)
+    by_id = {text.id: text for text in chosen}
+    pairs: list[tuple[Text, Rounds]] = []
+    for file in sorted(stage.folder.glob("shard-*.jsonl")):
+        for line in file.read_text().splitlines():
+            name, rounds = from_line(line)
+            if bool(rounds.labels(settings.preverifier.label)[1].any()):
+                pairs.append((by_id[name], rounds))
+    return pairs, stage.hash
+
+
+def _simulate(settings: Settings, models: Models, stage: Stage, texts: Sequence[Text]) -> None:
+    assert models.draft is not None
+    log.info("simulating rounds on %d texts in %s", len(texts), stage.folder)
+    size = settings.corpus.shard_size
+    shards = [texts[i : i + size] for i in range(0, len(texts), size)]
+    missing = stage.missing(len(shards))
+    drafted = accepted = 0
+    with progress(len(texts), "labels", "text", initial=len(texts) - sum(len(shards[i]) for i in missing)) as bar:
+        for index in missing:
+            lines = []
+            for text in shards[index]:
+                rounds = simulate(models.draft, text, settings.labels, models.stop_ids)
+                bar.update()
+                if rounds is not None:
+                    lines.append(to_line(text.id, rounds) + "\n")
+                    drafted, accepted = drafted + len(rounds.starts), accepted + int(rounds.accepted.sum())
+                    bar.set_postfix({"accepted/round": f"{accepted / drafted:.2f}"}, refresh=False)
+            write_atomic(stage.shard(index), "".join(lines))
+            check_stop()
+    stage.finish({"texts": len(texts)})
+
+
+def command_line() -> str:
+    """The command of this process, for cards and provenance."""
+    verb = Path(sys.argv[0]).stem
+    return " ".join(["python -m", f"pacer.{verb}", *sys.argv[1:]])
+
+
+def draft_checkpoint(settings: Settings) -> Path:
+    """The draft's checkpoint folder: the one that is named, else one trained by these settings."""
+    if settings.model.draft.source is not None:
+        return checkpoint_folder(settings.model.draft.source)
+    from pacer.training.draft_run import train_draft  # Lightning takes seconds to import
+
+    models = load_target(settings.model, _cache(settings), dtype="float32")
+    texts, corpus_key = corpus(settings, models)
+    key = {
+        "corpus": corpus_key, "parts": settings.corpus.parts, "draft": asdict(settings.model.draft),
+        "target": asdict(settings.model.target), "trainer": asdict(settings.trainer),
+    }  # fmt: skip
+    stage = _stage(settings, "draft", key)
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                parts = split_texts(texts, settings.corpus.parts)
+                log.info("training a draft of layers %s in %s", settings.model.draft.layers, stage.folder)
+                train_draft(
+                    models.target, parts["draft"], parts["tuning"], settings.model.draft, settings.trainer,
+                    settings.logger, stage.folder, always=needed_ids(models), command=command_line(),
+                )  # fmt: skip
+                stage.finish()
+    return stage.folder / "draft"
+
+
+def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -> Path:
+    """The pre-verifier's checkpoint folder: the one that is named, else one trained by these settings."""
+    if settings.preverifier.source is not None:
+        return checkpoint_folder(settings.preverifier.source)
+    from pacer.training.preverifier_run import train_preverifier  # Lightning takes seconds to import
+
+    pairs, labels_key = labels(settings, models, "preverifier", draft_key)
+    held_out, held_out_key = labels(settings, models, "tuning", draft_key)
+    key = {
+        "labels": [labels_key, held_out_key], "preverifier": asdict(settings.preverifier),
+        "trainer": asdict(settings.trainer), "costs": asdict(settings.costs),
+    }  # fmt: skip
+    stage = _stage(settings, "preverifier", key)
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                log.info("training the pre-verifier on %d texts in %s", len(pairs), stage.folder)
+                train_preverifier(models, pairs, held_out, settings, stage.folder, command=command_line())
+                stage.finish()
+    return stage.folder / "preverifier"
+
+
+def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: bool = False) -> Models:
+    """Models for these methods; what is missing is built first, and said.
+
+    Args:
+        full_head: also load the draft with the whole vocabulary's head.
+    """
+    models = load_target(settings.model, _cache(settings))
+    drafters = {method.drafter for method in methods}
+    if drafters == {None} and not full_head:
+        return models
+    folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
+    models.draft = load_draft_model(settings.model, models, _cache(settings), folder)
+    if full_head or "model_full" in drafters:
+        models.draft_full = models.draft
+        if models.draft.head_ids is not None:
+            models.draft_full = load_draft_model(settings.model, models, _cache(settings), folder, full_head=True)
+    if any((method.controller or {}).get("kind") == "preverifier" for method in methods):
+        draft_key = sha256(folder / "model.safetensors") if folder else stable_hash(asdict(settings.model.draft))
+        attach_preverifier(models, preverifier_checkpoint(settings, models, draft_key))
+    return models

@@ -1,0 +1,42 @@
+"""``python -m pacer.train``: train a draft model or a pre-verification layer."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from pacer.app import verb
+from pacer.arms import method_settings
+from pacer.assemble import checkpoint_folder
+from pacer.errors import ConfigError
+from pacer.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@verb
+def main(settings: Settings) -> None:
+    """Trains what `trainer.part` names (draft or preverifier). Builds the corpus and labels it lacks, and says so.
+
+    Killed and started again, it goes on where it was and ends with the same result.
+    """
+    from pacer.stages import build, draft_checkpoint
+
+    if settings.trainer.part == "draft":
+        folder = draft_checkpoint(settings)
+    elif settings.trainer.part == "preverifier":
+        if settings.preverifier.source is not None:
+            raise ConfigError("preverifier.source names a trained one", value=settings.preverifier.source, remedy="drop it")
+        folder = build(settings, [method_settings("pacer")]).preverifier_folder
+    else:
+        raise ConfigError("unknown trainer.part", value=settings.trainer.part, allowed=("draft", "preverifier"))
+    config = json.loads((checkpoint_folder(str(folder)) / "config.json").read_text())
+    for name, value in sorted(config["validation"].items()):
+        print(f"{name:28} {value:.4f}")
+    if config.get("tuned"):
+        print("tuned controller            ", config["tuned"])
+    print(f"saved in {folder}")
+
+
+if __name__ == "__main__":
+    main()
