@@ -8,7 +8,7 @@ import typing
 from math import fsum, inf
 from typing import Any, NamedTuple
 
-from pacer.arms import REFERENCE_ARMS, check_controller, is_reference, method_settings, unknown
+from pacer.arms import check_controller, is_reference, method_settings, unknown
 from pacer.errors import ConfigError
 from pacer.settings import Settings
 
@@ -114,8 +114,9 @@ def check(settings: Settings) -> None:
     for arm in settings.benchmark.arms:
         if not is_reference(arm):
             method_settings(arm)
-        elif arm not in REFERENCE_ARMS:
-            raise ConfigError("a reference arm takes no settings", value=arm, allowed=REFERENCE_ARMS)
+        elif not re.fullmatch(r"hf_generate|hf_assisted( gamma=[1-9]\d*)?", arm):
+            choices = "hf_generate, hf_assisted, hf_assisted gamma=N"
+            raise ConfigError("a reference arm takes no such settings", value=arm, allowed=choices)
 
 
 def _check_lists(settings: Settings) -> None:

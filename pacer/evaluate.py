@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @verb
 def main(settings: Settings) -> None:
-    """Measures the arms of `benchmark.arms` on the sets of `benchmark.sets`, interleaved per prompt, and prints a table.
+    """Measures `benchmark.arms` on `benchmark.sets`, interleaved per prompt, and prints a table.
 
     Builds the draft and the pre-verifier it lacks. A stopped run goes on where it was.
     """
@@ -67,7 +67,8 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     results = evaluate_trace(
         lines, arms=settings.benchmark.arms, guarantees=guarantees, scores=scores,
         samples=[b.name for b in benchmarks if b.sample], greedy=settings.sampling.temperature == 0,
-        resamples=settings.benchmark.bootstrap, seed=settings.benchmark.seed, settings_hash=stable_hash(asdict(settings)),
+        resamples=settings.benchmark.bootstrap, seed=settings.benchmark.seed,
+        settings_hash=stable_hash(asdict(settings)),
     )  # fmt: skip
     write_json(folder / "results.json", results)
     command = command_line()

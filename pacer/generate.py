@@ -17,10 +17,10 @@ def main(settings: Settings) -> None:
     """
     if not settings.generate.prompt:
         raise ConfigError("no prompt", remedy='give one: python -m pacer.generate "Why is the sky blue?" …')
-    from pacer.reporting.streaming import Painter, PlainText, summary
     from pacer.assemble import make_decoder
     from pacer.data.prompts import encode
     from pacer.decoding.request import Request
+    from pacer.reporting.streaming import Painter, PlainText, summary
     from pacer.stages import build
 
     chosen = settings.generate

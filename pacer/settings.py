@@ -47,7 +47,7 @@ class PreverifierSettings:
     width: int | None = None  # null: the draft's width
     state: str = "after_norm"  # which draft state is read: before_norm | after_norm
     index_embedding: bool = True  # learned embedding of the index inside the current draft
-    features: list[str] = field(default_factory=lambda: ["logprob", "entropy"])  # beside the state; [] is the paper's form
+    features: list[str] = field(default_factory=lambda: ["logprob", "entropy"])  # [] is the paper's form
     label: str = "survival"  # survival | conditional
     gamma_max: int = 16
 

@@ -6,9 +6,11 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from pacer.artifacts import Stage, stable_hash, write_atomic
 from pacer.assemble import (
@@ -21,13 +23,14 @@ from pacer.assemble import (
 )
 from pacer.data.corpus import Text, read_corpus, split_texts
 from pacer.data.labels import Rounds, from_line, simulate, to_line
-from pacer.data.prompts import Prompt, encode, load_prompts
+from pacer.data.prompts import NAMES, Prompt, encode, load_prompts
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.files import sha256
 from pacer.progress import progress
-from pacer.settings import MethodSettings, Settings
+from pacer.resources import resource
+from pacer.settings import MethodSettings, Settings, TrainerSettings
 from pacer.stopping import check_stop
 
 log = logging.getLogger(__name__)
@@ -84,7 +87,7 @@ def _corpus_prompts(settings: Settings) -> list[Prompt]:
     """Prompts of all sets, in order of length: batches hold neighbours."""
     prompts: list[Prompt] = []
     for name in settings.corpus.prompts:
-        task, _, split = name.partition("/")
+        task, _, split = name.partition("/") if name.split("/")[0] in NAMES else (name, "", "")  # a file's path
         found = load_prompts(
             task, split=split or "train", data_dir=settings.paths.data_dir, limit=settings.corpus.limit
         )
@@ -111,7 +114,7 @@ def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tup
         "corpus": corpus_key, "parts": settings.corpus.parts, "part": part, "draft": draft_key,
         "dtype": settings.model.dtype, "full_head": settings.model.draft.full_head, "labels": asdict(settings.labels),
     }  # fmt: skip
-    chosen = sorted(split_texts(texts, settings.corpus.parts)[part], key=lambda t: stable_hash(t.id))
+    chosen = sorted(split_texts(texts, settings.corpus.parts).get(part, []), key=lambda t: stable_hash(t.id))
     chosen = chosen[: settings.labels.texts]
     if not chosen:
         raise ConfigError(f"no texts in part {part} of the corpus", value=len(texts), remedy="use more prompts")
@@ -158,17 +161,32 @@ def command_line() -> str:
     return " ".join(["python -m", f"pacer.{verb}", *sys.argv[1:]])
 
 
+def _trainer(settings: Settings, part: str) -> TrainerSettings:
+    """How a part is trained: by the settings if they are that part's, else by conf/trainer within their limits."""
+    given = settings.trainer
+    if given.part == part:
+        return given
+    file = OmegaConf.load(resource("conf") / "trainer" / f"{part}.yaml")
+    found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainerSettings), file))
+    assert isinstance(found, TrainerSettings)
+    return replace(
+        found, max_steps=given.max_steps, max_minutes=given.max_minutes, precision=given.precision, seed=given.seed
+    )  # fmt: skip
+
+
 def draft_checkpoint(settings: Settings) -> Path:
     """The draft's checkpoint folder: the one that is named, else one trained by these settings."""
     if settings.model.draft.source is not None:
         return checkpoint_folder(settings.model.draft.source)
     from pacer.training.draft_run import train_draft  # Lightning takes seconds to import
 
-    models = load_target(settings.model, _cache(settings), dtype="float32")
+    models = load_target(settings.model, _cache(settings))  # in the dtype that is to decode: it writes the corpus
     texts, corpus_key = corpus(settings, models)
+    trainer = _trainer(settings, "draft")
+    made_of = {name: value for name, value in asdict(settings.model.draft).items() if name in ("layers", "head_size")}
     key = {
-        "corpus": corpus_key, "parts": settings.corpus.parts, "draft": asdict(settings.model.draft),
-        "target": asdict(settings.model.target), "trainer": asdict(settings.trainer),
+        "corpus": corpus_key, "parts": settings.corpus.parts, "draft": made_of,
+        "target": asdict(settings.model.target), "trainer": asdict(trainer),
     }  # fmt: skip
     stage = _stage(settings, "draft", key)
     if not stage.complete:
@@ -176,8 +194,9 @@ def draft_checkpoint(settings: Settings) -> Path:
             if not stage.complete:
                 parts = split_texts(texts, settings.corpus.parts)
                 log.info("training a draft of layers %s in %s", settings.model.draft.layers, stage.folder)
+                masters = load_target(settings.model, _cache(settings), dtype="float32")
                 train_draft(
-                    models.target, parts["draft"], parts["tuning"], settings.model.draft, settings.trainer,
+                    masters.target, parts.get("draft", []), parts.get("tuning", []), settings.model.draft, trainer,
                     settings.logger, stage.folder, always=needed_ids(models), command=command_line(),
                 )  # fmt: skip
                 stage.finish()
@@ -192,6 +211,7 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
 
     pairs, labels_key = labels(settings, models, "preverifier", draft_key)
     held_out, held_out_key = labels(settings, models, "tuning", draft_key)
+    settings = replace(settings, trainer=_trainer(settings, "preverifier"))
     key = {
         "labels": [labels_key, held_out_key], "preverifier": asdict(settings.preverifier),
         "trainer": asdict(settings.trainer), "costs": asdict(settings.costs),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 from pacer.app import verb
 from pacer.arms import method_settings
@@ -23,10 +24,11 @@ def main(settings: Settings) -> None:
     from pacer.stages import build, draft_checkpoint
 
     if settings.trainer.part == "draft":
-        folder = draft_checkpoint(settings)
+        folder: Path | None = draft_checkpoint(settings)
     elif settings.trainer.part == "preverifier":
         if settings.preverifier.source is not None:
-            raise ConfigError("preverifier.source names a trained one", value=settings.preverifier.source, remedy="drop it")
+            named = settings.preverifier.source
+            raise ConfigError("preverifier.source names a trained one", value=named, remedy="drop it")
         folder = build(settings, [method_settings("pacer")]).preverifier_folder
     else:
         raise ConfigError("unknown trainer.part", value=settings.trainer.part, allowed=("draft", "preverifier"))

@@ -80,7 +80,9 @@ def draft_rounds(draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids:
     cache.at(places, length)
     states = draft.run(draft.embed(path), 0, draft.n_layers, places, causal_mask(places, length), cache)
     last = states[:, starts - 1]
-    tokens, logprobs, entropies = [], [], []
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    entropies: list[Tensor] = []
     for step in range(gamma):
         if step > 0:
             extent = length + step * count

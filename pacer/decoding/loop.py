@@ -6,7 +6,6 @@ Shapes: B rows, g drafted tokens (of the longest row), V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from pacer.decoding.controllers.base import Controller
 from pacer.decoding.distributions import check_sampling, penalised, probabilities, seen_before
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.lane import Lane, padded
+from pacer.decoding.propose import Draft, Proposer, no_draft
 from pacer.decoding.request import Request, Result, Row
 from pacer.decoding.trace import round_line
 from pacer.decoding.uniforms import ACCEPT, NEXT, request_key, uniforms
@@ -25,17 +25,6 @@ from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
 
 OnCommit = Callable[[Row, dict[str, object]], None]
-
-
-@dataclass
-class Draft:
-    """A round's proposal. ``counts``: drafted tokens per row on the host, before anything after a stop id is cut."""
-
-    tokens: Tensor  # (B, g)
-    probs: Tensor | None  # (B, g, V) what they were drawn from; None: one-hot
-    scores: Tensor | None  # (B, g), NaN where the controller gave none
-    counts: list[int]
-    stops: list[str]
 
 
 class Decoder:
@@ -66,6 +55,9 @@ class Decoder:
             raise ConfigError("the drafter samples otherwise than the decoder", value=drafter.sampling)
         self.target, self.drafter, self.controller, self.decode = target, drafter, controller, decode
         self.lane, self.clock = Lane(target), Clock(target.device)
+        self.proposer: Proposer | None = None
+        if drafter is not None and controller is not None:
+            self.proposer = Proposer(drafter, controller, target.context, self.clock)
         self.greedy = self.sampling.temperature == 0
 
     @torch.inference_mode()
@@ -92,11 +84,10 @@ class Decoder:
                 )
         capacity = max(min(len(row.committed) + row.left, self.target.context) for row in rows)
         self.lane.reset(len(rows), capacity)
-        if self.drafter is not None and self.controller is not None:
-            self.drafter.reset(rows, capacity)
-            self.controller.reset(rows, capacity)
         ids = {i for row in rows for i in row.request.stop_ids}
         self._stop_ids = torch.tensor(sorted(ids), dtype=torch.long, device=self.target.device)
+        if self.proposer is not None:
+            self.proposer.reset(rows, capacity, self._stop_ids)
         self._seen: Tensor | None = None
         if self.sampling.repetition_penalty != 1.0:
             shape = (len(rows), self.target.vocab_size)
@@ -107,87 +98,16 @@ class Decoder:
     def _prefill(self, rows: list[Row], on_commit: OnCommit | None) -> None:
         """Read the prompts in every model; the target's pass emits the first token, by the same rule as any other."""
         self.clock.start()
-        if self.drafter is not None and self.controller is not None and self.controller.gamma_max > 0:
-            wanted = [self.drafter.room(row) > 0 for row in rows]
-            if any(wanted):
-                self.drafter.read(rows, wanted)
-                self.clock.lap("draft")
-                self.controller.prefill(self.drafter.record, rows)
-                self.clock.lap("preverify")
-        none = torch.empty(len(rows), 0, dtype=torch.long, device=self.target.device)
-        self._finish(rows, Draft(none, None, None, [0] * len(rows), ["prefill"] * len(rows)), on_commit)
+        if self.proposer is not None:
+            self.proposer.prefill(rows)
+        self._finish(rows, no_draft(len(rows), ["prefill"] * len(rows), self.target.device), on_commit)
 
     def _round(self, rows: list[Row], on_commit: OnCommit | None) -> None:
-        self._finish(rows, self._propose(rows), on_commit)
-
-    def _rooms(self, rows: Sequence[Row]) -> tuple[list[int], list[str]]:
-        """Tokens each row may draft this round, and what would end the draft there."""
-        rooms, reasons = [], []
-        for row in rows:
-            if self.drafter is None or self.controller is None or row.finish is not None:
-                limits = {"off": 0}
-            else:
-                limits = {
-                    self.controller.full: self.controller.gamma_max,
-                    "budget": row.left - 1,  # the target adds one token of its own
-                    "context": min(self.target.context - len(row.committed), self.drafter.room(row)),
-                }
-            reason = min(limits, key=lambda name: limits[name])
-            rooms.append(max(0, limits[reason]))
-            reasons.append(reason)
-        return rooms, reasons
-
-    def _propose(self, rows: list[Row]) -> Draft:
-        """Draw blocks until the controller, a stop id or the room ends every row's draft."""
-        rooms, stops = self._rooms(rows)
-        counts, tokens, probs = [0] * len(rows), [], []
-        scores: list[Tensor] = []
-        open_rows = [room > 0 for room in rooms]
-        if any(open_rows):
-            assert self.drafter is not None and self.controller is not None
-            self.drafter.read(rows, open_rows)
-        while any(open_rows):
-            assert self.drafter is not None and self.controller is not None
-            drawn = len(tokens)
-            block = min(self.controller.block(drawn), max(rooms) - drawn)
-            if block <= 0:
-                stops = [self.controller.stop if is_open else s for s, is_open in zip(stops, open_rows, strict=True)]
-                break
-            for _ in range(block):
-                token, q = self.drafter.draw(len(tokens), open_rows)
-                tokens.append(token)
-                probs.append(q)
-                counts = [c + int(is_open) for c, is_open in zip(counts, open_rows, strict=True)]
-                open_rows = [o and c < room for o, c, room in zip(open_rows, counts, rooms, strict=True)]
-                if not any(open_rows):
-                    break
-            self.clock.lap("draft")
-            if any(open_rows):
-                open_rows, stops = self._judge(rows, tokens, scores, open_rows, stops)
-        if not tokens:
-            none = torch.empty(len(rows), 0, dtype=torch.long, device=self.target.device)
-            return Draft(none, None, None, counts, stops)
-        q_all = torch.cat([q for q in probs if q is not None], 1) if probs[0] is not None else None
-        return Draft(torch.cat(tokens, 1), q_all, torch.cat(scores, 1) if scores else None, counts, stops)
-
-    def _judge(
-        self, rows: list[Row], tokens: list[Tensor], scores: list[Tensor], open_rows: list[bool], stops: list[str]
-    ) -> tuple[list[bool], list[str]]:
-        """Ask the controller about the block just drawn; one host read where the answer depends on the device."""
-        assert self.drafter is not None and self.controller is not None
-        go_on, block_scores = self.controller.judge(self.drafter.record, rows, len(tokens), open_rows)
-        if block_scores is not None:
-            scores.append(block_scores)
-        if go_on is None:
-            return open_rows, stops
-        drawn = torch.cat(tokens, 1)
-        ended = torch.isin(drawn, self._stop_ids).any(1)
-        answer = torch.stack([go_on, ended]).tolist()
-        self.clock.lap("preverify")
-        for i, (going, saw_stop) in enumerate(zip(*answer, strict=True)):
-            if open_rows[i] and (saw_stop or not going):
-                open_rows[i], stops[i] = False, "eos" if saw_stop else self.controller.stop
-        return open_rows, stops
+        if self.proposer is None:
+            draft = no_draft(len(rows), ["off"] * len(rows), self.target.device)
+        else:
+            draft = self.proposer.propose(rows)
+        self._finish(rows, draft, on_commit)
 
     def _finish(self, rows: list[Row], draft: Draft, on_commit: OnCommit | None) -> None:
         """Verify a draft, commit what survives, roll back the rest, write the trace."""
@@ -216,7 +136,9 @@ class Decoder:
             verified[i] += accept
             if self._seen is not None:
                 self._seen[i, torch.tensor(emitted, device=logits.device)] = True
-        self._roll_back(before, verified)
+        self.lane.truncate(verified)  # rollback is a length: nothing is moved
+        if self.proposer is not None:
+            self.proposer.end(before, verified)
         self.clock.lap("rest")
         seconds = self.clock.read()
         for row, line in lines:
@@ -276,10 +198,3 @@ class Decoder:
                 value=f"position {len(row.committed) + bad}",
                 remedy="try model.dtype=float32, or check the weights",
             )
-
-    def _roll_back(self, before: Sequence[int], verified: Sequence[int]) -> None:
-        """Every cache keeps the verified prefix: its length is cut, nothing is moved."""
-        self.lane.truncate(verified)
-        if self.drafter is not None and self.controller is not None:
-            self.drafter.truncate(verified)
-            self.controller.end(before)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 
-import torch
 from torch import Tensor
 
 DRAFT, ACCEPT, NEXT = 1, 2, 3  # purposes

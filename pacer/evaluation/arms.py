@@ -57,17 +57,18 @@ def _transformers(name: str, models: Models, sampling: SamplingSettings) -> Call
     if sampling.repetition_penalty != 1.0:
         options["repetition_penalty"] = sampling.repetition_penalty
     used: list[PreTrainedModel] = [models.target.model]
+    window: dict[str, Any] = {}
     if kind == "hf_assisted":
         if models.draft_full is None:
             raise ConfigError("hf_assisted needs a draft model", remedy="set model.draft")
-        assistant = models.draft_full.model
-        assistant.generation_config.update(**_assistant(words, name))
-        options["assistant_model"] = assistant
-        used.append(assistant)
+        window = _assistant(words, name)
+        options["assistant_model"] = models.draft_full.model
+        used.append(models.draft_full.model)
 
     def run(requests: Sequence[Request]) -> list[Line]:
         for model in used:
             model.set_attn_implementation("sdpa")
+        used[-1].generation_config.update(**window)  # here, since arms share the assistant
         try:
             return [_generate(models, request, options) for request in requests]
         finally:

@@ -22,6 +22,8 @@ from pacer.progress import progress
 from pacer.settings import CostSettings, ProfileSettings
 from pacer.stopping import check_stop
 
+Parts = dict[tuple[str, int], Callable[[], Tensor]]
+
 
 @dataclass(frozen=True)
 class Point:
@@ -74,8 +76,8 @@ def _preverifier(models: Models, n: int, batch: int, context: int) -> Callable[[
     return run
 
 
-def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) -> dict[tuple[str, int], Callable[[], Tensor]]:
-    parts: dict[tuple[str, int], Callable[[], Tensor]] = {}
+def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) -> Parts:
+    parts: Parts = {}
     for n in range(1, settings.gamma_max + 2):
         parts["target", n] = _pass(models.target, n, batch, context)
         parts["head", n] = _head(models.target, n, batch)

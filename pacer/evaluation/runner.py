@@ -64,7 +64,7 @@ def _batches(benchmarks: Sequence[Benchmark], settings: BenchmarkSettings) -> li
     return [batches[i] for i in order]
 
 
-def _requests(prompts: Sequence[Prompt], models: Models, budget: int) -> list[Request]:
+def make_requests(prompts: Sequence[Prompt], models: Models, budget: int) -> list[Request]:
     stops = frozenset(models.stop_ids)
     return [Request(prompt.id, encode(prompt, models.tokenizer), budget, stops) for prompt in prompts]
 
@@ -83,7 +83,7 @@ def open_trace(path: Path) -> list[Line]:
 def measure(
     benchmarks: Sequence[Benchmark], arms: Sequence[Arm], models: Models, settings: BenchmarkSettings, trace: Path
 ) -> list[Line]:
-    """Run what is missing and return all trace lines; stops at the deadline, or at a signal after the current prompt."""
+    """Run what is missing and return all trace lines; stops at the deadline, or after the current prompt on a signal."""
     lines = open_trace(trace)
     done = {(line["arm"], line["benchmark"], line["request"]) for line in lines if line["kind"] == "request"}
     batches = _batches(benchmarks, settings)
@@ -105,7 +105,7 @@ def measure(
                 break
             for index in rng.permutation(len(missing)):
                 arm = missing[index]
-                new = _run(arm, name, _requests(prompts, models, settings.max_new_tokens))
+                new = _run(arm, name, make_requests(prompts, models, settings.max_new_tokens))
                 file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in new)
                 lines += new
                 _note_speed(speeds[arm.name], new)
@@ -123,7 +123,7 @@ def _run(arm: Arm, benchmark: str, requests: Sequence[Request]) -> list[Line]:
 
 def _warm_up(prompts: Sequence[Prompt], arms: Sequence[Arm], models: Models, settings: BenchmarkSettings) -> None:
     """First calls pay for compilation, memory and page faults; they are outside the measurement."""
-    requests = _requests(prompts, models, min(WARMUP_TOKENS, settings.max_new_tokens))
+    requests = make_requests(prompts, models, min(WARMUP_TOKENS, settings.max_new_tokens))
     for _ in range(settings.warmup):
         for arm in arms:
             arm.run(requests)
@@ -161,5 +161,5 @@ def score_all(
                 known[key] = score(name, [answers[i] for i in ids], [items[i] for i in ids], sandbox)
             if known[key]:
                 found[arm, name] = known[key]
-    notes = [f"{shared} of {shared + len(known)} (arm, benchmark) pairs wrote the same texts: scored once."] if shared else []
-    return found, notes
+    pairs = shared + len(known)
+    return found, [f"{shared} of {pairs} (arm, benchmark) pairs wrote the same texts: scored once."] if shared else []

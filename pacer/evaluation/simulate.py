@@ -41,9 +41,8 @@ def outcome(lengths: Ints, calls: Ints, accepted: Ints, costs: CostSettings) -> 
     kept = np.minimum(lengths, accepted)
     n = len(lengths)
     emitted = kept.sum() + n
-    return Outcome(
-        float(emitted / round_cost(costs, lengths, calls).sum()), float(emitted / n), float(lengths.mean()), float(kept.mean())
-    )
+    speedup = emitted / round_cost(costs, lengths, calls).sum()
+    return Outcome(float(speedup), float(emitted / n), float(lengths.mean()), float(kept.mean()))
 
 
 def fixed(accepted: Ints, counts: Ints, gamma: int, costs: CostSettings) -> Outcome:
@@ -61,18 +60,20 @@ def blockwise(
 ) -> tuple[Ints, Ints]:
     """Draft lengths and pre-verifier calls of PACER's rule on ``scores (S, g)``.
 
-    As in decoding: no call after the last block that fits, none after a stop id, and a call whose answer is no ends it.
+    As in decoding: no call after the last block that fits; a block with a stop id is judged before the id is seen, and
+    ends the draft whatever the answer.
     """
     rounds, width = scores.shape
-    limit = np.minimum(counts, min(gamma_max, width))
+    top = min(gamma_max, width)
+    limit = np.minimum(counts, top)
     length = np.zeros(rounds, dtype=np.int64)
     calls = np.zeros(rounds, dtype=np.int64)
     going = limit > 0
-    for k, start in enumerate(range(0, min(gamma_max, width), b)):
+    for k, start in enumerate(range(0, top, b)):
         block = scores[:, start : start + b]
         value = {"mean": block.mean(1), "min": block.min(1), "product": block.prod(1)}[rule]
         length = np.where(going, np.minimum(start + b, limit), length)
-        asked = going & (length < np.minimum(gamma_max, width)) & (start + b <= counts)
+        asked = going & (start + b < top)
         calls += asked
         going = asked & (value >= t0 * rho**k) & (start + b < counts)
     return length, calls

@@ -49,7 +49,7 @@ class ContiguousCache:
         """Set where the next forward writes: slots ``(B, n)`` in [0, T] (T is scratch) and how far it reads."""
         if extent > self.capacity:
             raise DecodingError(
-                "cache is full", value=extent, allowed=f"up to {self.capacity} tokens", remedy="reset with more capacity"
+                "cache is full", value=extent, allowed=f"up to {self.capacity} tokens", remedy="reset with more room"
             )
         rows = torch.arange(slots_Bn.shape[0], device=slots_Bn.device)
         self._index = (rows[:, None] * (self.capacity + 1) + slots_Bn).flatten()

@@ -30,8 +30,8 @@ def identity(stack: Stack) -> dict[str, Any]:
     """
     config = stack.config
     digest = hashlib.sha256()
-    rows = stack.embedding.weight.detach()  # type: ignore[union-attr]  # nn.Module types attributes as Tensor | Module
-    picks = [rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]  # type: ignore[union-attr,index]
+    rows = stack.embedding.weight.detach()
+    picks = [rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]
     for tensor in picks:
         digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes())
     return {

@@ -26,7 +26,7 @@ KIND = "draft_layers"
 
 
 def frequent_ids(texts: Iterable[Sequence[int]], size: int, always: Iterable[int], vocab_size: int) -> Tensor:
-    """The ids of a reduced head, ascending: ``always`` (EOS, chat-template ids), then the most frequent, then the lowest.
+    """The ids of a reduced head, ascending: ``always`` (EOS, chat template), the most frequent, then the lowest.
 
     Args:
         texts: token ids to count. size: V; 0 or ≥ vocab_size gives every id.
@@ -70,7 +70,7 @@ class TrainableDraft(nn.Module):
         for name, child in target.decoder.named_children():  # rotary tables and other untrained parts
             if name not in (target.family.layers, target.family.norm, target.family.embed):
                 setattr(decoder, name, copy.deepcopy(child))
-        rows = target.head.weight.detach()[head_ids.to(target.device)]  # type: ignore[index]  # a Linear's weight
+        rows = target.head.weight.detach()[head_ids.to(target.device)]
         head = nn.Linear(target.width, len(head_ids), bias=False, device="meta")
         head.weight = nn.Parameter(rows.clone(), requires_grad=False)
         setattr(model, target.family.head, head)
@@ -88,16 +88,16 @@ class TrainableDraft(nn.Module):
     def merged(self, *, full: bool = False, target: Stack | None = None) -> Stack:
         """The stack for decoding: projection multiplied into the head's rows (of the whole vocabulary if ``full``)."""
         stack = self.stack
-        weight = stack.head.weight  # type: ignore[union-attr]
+        weight = stack.head.weight
         if full:
             assert target is not None, "the whole vocabulary's rows come from the target"
-            weight = target.head.weight  # type: ignore[union-attr]
-        head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")  # type: ignore[union-attr,index]
-        rows = (weight.float() @ self.projection.weight.float()).to(weight.dtype)  # type: ignore[union-attr,operator]
+            weight = target.head.weight
+        head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        rows = (weight.float() @ self.projection.weight.float()).to(weight.dtype)
         head.weight = nn.Parameter(rows, requires_grad=False)
         setattr(stack.model, stack.family.head, head)
         self.requires_grad_(False)
-        whole = full or len(stack.head_ids) == stack.vocab_size  # type: ignore[arg-type]
+        whole = full or len(stack.head_ids) == stack.vocab_size
         return Stack(stack.model, None if whole else stack.head_ids)
 
 

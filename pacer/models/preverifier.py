@@ -81,7 +81,7 @@ class Preverifier(nn.Module):
             if module is not None:
                 nn.init.normal_(module.weight, std=0.02)
         self.to(draft.device)
-        self._stack[0].model.to(draft.device)
+        self._stack[0].model.to(device=draft.device)
 
     @property
     def stack(self) -> Stack:
@@ -151,6 +151,6 @@ def load_preverifier(folder: Path, target: Stack, draft: Stack) -> tuple[Preveri
         raise MismatchError(f"pre-verifier settings of another version ({error})", remedy="train it again") from error
     module = Preverifier(draft, settings)
     load_exactly(module, tensors, f"pre-verifier {folder.name}")
-    module.to(draft.dtype).eval().requires_grad_(False)
-    module.stack.model.to(draft.dtype).eval().requires_grad_(False)
+    module.to(dtype=draft.dtype).eval().requires_grad_(False)
+    module.stack.model.to(dtype=draft.dtype).eval().requires_grad_(False)
     return module, config

@@ -109,12 +109,13 @@ class Stack:
 
     def __init__(self, model: PreTrainedModel, head_ids: Tensor | None = None) -> None:
         self.family = check_supported(model.config)
-        self.model, self.config, self.head_ids = model, model.config, head_ids
+        self.model: Any = model
+        self.config, self.head_ids = model.config, head_ids
         model.set_attn_implementation("pacer_sdpa")
-        self.decoder: nn.Module = getattr(model, self.family.decoder)
-        self.embedding: nn.Module = getattr(self.decoder, self.family.embed)
-        self.norm: nn.Module = getattr(self.decoder, self.family.norm)
-        self.head: nn.Module = getattr(model, self.family.head)
+        self.decoder: Any = getattr(model, self.family.decoder)
+        self.embedding: nn.Embedding = getattr(self.decoder, self.family.embed)
+        self.norm: Any = getattr(self.decoder, self.family.norm)
+        self.head: nn.Linear = getattr(model, self.family.head)
         self.n_layers = len(getattr(self.decoder, self.family.layers))
         self.width: int = self.config.hidden_size
         self.context: int = self.config.max_position_embeddings

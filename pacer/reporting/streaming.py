@@ -67,7 +67,7 @@ def summary(result: Result, method: MethodSettings) -> str:
     """One line: speed, tokens per target pass, acceptance."""
     rounds = result.rounds[1:]
     drafted = sum(len(line["drafted"]) for line in rounds)  # type: ignore[arg-type,misc]  # trace values are plain data
-    accepted = sum(line["accepted"][-1] for line in rounds)  # type: ignore[index,misc]
+    accepted = sum(line["accepted"][-1] for line in rounds)  # type: ignore[index]
     label = "" if method.guarantee == "exact" else f" [{method.guarantee}]"
     parts = [
         f"{method.name}{label}: {len(result.ids)} tokens in {result.latency:.1f} s",

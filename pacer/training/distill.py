@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, V ids in the draft's head.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pacer.data.corpus import Text
-from pacer.errors import PacerError
+from pacer.errors import ConfigError, PacerError
 from pacer.models.draft import TrainableDraft
 from pacer.models.stack import causal_mask
 from pacer.settings import TrainerSettings
 from pacer.training.optim import adamw
 
 IGNORE = -100
+log = logging.getLogger(__name__)
 
 
 def collate_texts(texts: Sequence[Text], head_of: Tensor, prompt_weight: float) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def collate_texts(texts: Sequence[Text], head_of: Tensor, prompt_weight: float) 
         head_of: token id → row of the reduced head, IGNORE where the head lacks it ``(vocabulary,)``.
 
     Returns:
-        ids, labels, weights ``(B, T)`` and the task of each row.
+        ids, labels, weights ``(B, T)``, and the task and the name of each row.
     """
     longest = max(len(t.prompt_ids) + len(t.output_ids) for t in texts)
     ids = torch.zeros(len(texts), longest, dtype=torch.long)
@@ -44,7 +46,8 @@ def collate_texts(texts: Sequence[Text], head_of: Tensor, prompt_weight: float) 
         labels[row, : n - 1] = head_of[whole[1:]]
         weights[row, : n - 1] = prompt_weight
         weights[row, p - 1 : n - 1] = 1.0
-    return {"ids": ids, "labels": labels, "weights": weights, "tasks": [t.task for t in texts]}
+    rows = {"tasks": [t.task for t in texts], "names": [t.id for t in texts]}
+    return {"ids": ids, "labels": labels, "weights": weights, **rows}
 
 
 class DistillModule(lightning.LightningModule):
@@ -52,6 +55,8 @@ class DistillModule(lightning.LightningModule):
 
     def __init__(self, draft: TrainableDraft, settings: TrainerSettings, total_steps: int) -> None:
         super().__init__()
+        if settings.dropout:
+            raise ConfigError("trainer.dropout is for the pre-verifier", value=settings.dropout, allowed="0")
         self.draft, self.settings, self.total_steps = draft, settings, total_steps
         self._agreed: dict[str, list[float]] = {}
 
@@ -61,8 +66,13 @@ class DistillModule(lightning.LightningModule):
         positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
         return stack.run(stack.embed(ids), 0, stack.n_layers, positions, causal_mask(positions, ids.shape[1]))
 
-    def training_step(self, batch: dict[str, Any], _: int) -> Tensor:
+    def training_step(self, batch: dict[str, Any], index: int) -> Tensor:
         used = (batch["labels"] != IGNORE) & (batch["weights"] > 0)
+        if not used.any():
+            remedy = "raise model.draft.head_size, or drop the text from the corpus"
+            raise PacerError("a batch without supervised tokens", value=batch["names"][0], remedy=remedy)
+        if index == 0:
+            log.info("supervised share of the first batch: %.3f", float(used.float().mean()))
         logits = self.draft.logits(self.states(batch["ids"])[used])
         losses = F.cross_entropy(logits.float(), batch["labels"][used], reduction="none")
         weights = batch["weights"][used]

@@ -19,7 +19,9 @@ from pacer.training.fit import fit, optimiser_steps
 VALIDATION_TEXTS = 96
 
 
-def _loader(texts: Sequence[Text], batches: list[list[int]], head_ids: torch.Tensor, vocab: int, weight: float) -> Loader:
+def _loader(
+    texts: Sequence[Text], batches: list[list[int]], head_ids: torch.Tensor, vocab: int, weight: float
+) -> Loader:
     head_of = torch.full((vocab,), IGNORE)
     head_of[head_ids] = torch.arange(len(head_ids))
     return Loader(batches, lambda rows: collate_texts([texts[i] for i in rows], head_of, weight))
@@ -55,7 +57,7 @@ def train_draft(
     figures = fit(
         module,
         _loader(texts, batches, head_ids, target.vocab_size, trainer.prompt_weight),
-        _loader(held_out, checks, head_ids, target.vocab_size, trainer.prompt_weight),
+        _loader(held_out, checks, head_ids, target.vocab_size, 0.0),  # prompts are not what is judged
         trainer, logger, folder,
     )  # fmt: skip
     extra = {

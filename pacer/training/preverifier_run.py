@@ -14,6 +14,7 @@ from pacer.data.batching import Loader
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
 from pacer.data.packing import first_fit, pack, packed_length
+from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier, save_preverifier
 from pacer.settings import Settings
 from pacer.training.fit import fit, optimiser_steps
@@ -23,9 +24,7 @@ Pair = tuple[Text, Rounds]
 PACK_LENGTH = 1024  # places of a packed row: attention grows with its square, padding shrinks with it
 
 
-def packed_batches(
-    pairs: Sequence[Pair], budget: int, *, seed: int, epochs: int = 1
-) -> list[list[list[int]]]:
+def packed_batches(pairs: Sequence[Pair], budget: int, *, seed: int, epochs: int = 1) -> list[list[list[int]]]:
     """Batches of packed rows of item indices, shuffled by the seed alone; all epochs one after the other."""
     lengths = [packed_length(*pair) for pair in pairs]
     batches: list[list[list[int]]] = []
@@ -54,6 +53,11 @@ def train_preverifier(
 ) -> Path:
     """Train, tune (b, t0, ρ) on the held-out rounds, save; returns ``folder/preverifier``."""
     assert models.draft is not None
+    if settings.labels.gamma != settings.preverifier.gamma_max:
+        raise ConfigError(
+            "labels.gamma and preverifier.gamma_max differ", value=settings.labels.gamma,
+            allowed=str(settings.preverifier.gamma_max), remedy="label drafts as long as the longest that will be judged",
+        )  # fmt: skip
     torch.manual_seed(settings.trainer.seed)
     module = Preverifier(models.draft, settings.preverifier)
     label = settings.preverifier.label

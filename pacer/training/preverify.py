@@ -5,6 +5,7 @@ Shapes: B rows, N places, H draft width.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import lightning
@@ -20,18 +21,24 @@ from pacer.models.preverifier import Preverifier
 from pacer.settings import CostSettings, TrainerSettings
 from pacer.training.optim import adamw
 
+log = logging.getLogger(__name__)
 
-def packed_logits(module: Preverifier, batch: Packed) -> Tensor:
-    """Logits of acceptance for every place of a packed batch ``(B, N)``; the draft runs without gradients."""
+
+def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> Tensor:
+    """Logits of acceptance for every place of a packed batch ``(B, N)``; the draft runs without gradients.
+
+    Args:
+        dropout: share of the layers' inputs and outputs left out, in training.
+    """
     draft, mask = module.draft, attention_mask(batch)
     with torch.no_grad():
         states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, mask)  # type: ignore[arg-type]
         source = batch.source.clamp_min(0)[..., None].expand_as(states)
         produced = torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
     features = module.select(batch.logprob, batch.entropy, batch.index)
-    x = module.entries(produced, batch.ids, batch.index, features)
+    x = F.dropout(module.entries(produced, batch.ids, batch.index, features), dropout)
     hidden = module.stack.run(x, 0, module.stack.n_layers, batch.positions, mask)  # type: ignore[arg-type]
-    return module.logits(hidden, features)
+    return module.logits(F.dropout(hidden, dropout), features)
 
 
 class RoundScores:
@@ -89,8 +96,10 @@ class PreverifierModule(lightning.LightningModule):
         self.held_out = RoundScores(module.settings.gamma_max)
         self.tuned: dict[str, float | int] = {}
 
-    def training_step(self, batch: Packed, _: int) -> Tensor:
-        logits = packed_logits(self.module, batch)[batch.used]
+    def training_step(self, batch: Packed, index: int) -> Tensor:
+        if index == 0:
+            log.info("supervised share of the first batch: %.3f", float(batch.used.float().mean()))
+        logits = packed_logits(self.module, batch, self.settings.dropout)[batch.used]
         loss = F.binary_cross_entropy_with_logits(logits.float(), batch.labels[batch.used])
         self.log("train/loss", loss, prog_bar=True, batch_size=1)
         self.log("train/supervised_share", batch.used.float().mean(), batch_size=1)
@@ -113,7 +122,7 @@ class PreverifierModule(lightning.LightningModule):
             here = used[:, place]
             if here.any():
                 right = (scores[here, place] >= 0.5) == (labels[here, place] > 0.5)
-                self.log(f"val/accuracy_{place + 1}", float(right.mean()))
+                self.log(f"val/accuracy_{place + 1:02}", float(right.mean()))
         self.tuned, paced, gamma, window, best = self.held_out.rounds(self.costs)
         self.log("val/sim_speedup", paced.speedup, prog_bar=True)
         self.log("val/sim_accepted_length", paced.accepted, prog_bar=True)

@@ -174,6 +174,23 @@ def test_positions_that_depend_on_the_text_length_are_refused(scaling: str) -> N
         tiny_stack(rope_parameters=parameters)
 
 
+@pytest.mark.parametrize("scaling", ["default", "linear", "yarn", "llama3"])
+def test_fixed_scalings_of_positions_are_supported(scaling: str) -> None:
+    parameters = {"rope_type": scaling, "rope_theta": 10_000.0}
+    if scaling != "default":
+        parameters |= {"factor": 2.0}
+    if scaling in ("yarn", "llama3"):
+        parameters |= {"original_max_position_embeddings": 16}
+    if scaling == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    stack, ids = tiny_stack(rope_parameters=dict(parameters)), torch.tensor(prompts([30]))
+    lane = Lane(stack)
+    lane.reset(1, 30)
+    with torch.no_grad():
+        found = torch.cat([lane.feed_ids(part, [part.shape[1]]) for part in ids.split([12, 1, 17], 1)], 1)
+        _close(stack.readout(found), tiny_model(rope_parameters=dict(parameters))(input_ids=ids, use_cache=False).logits)
+
+
 @pytest.mark.parametrize(
     ("family", "options"),
     [

@@ -1,0 +1,125 @@
+"""Is the output the target's own? Greedy methods against ``ar`` and transformers' ``generate``, in float32.
+
+A difference fails unless the reference's top-2 margin there is below 1e-4: such near-ties are printed and counted, and
+the comparison goes on from the reference's prefix. Sampled output is checked by the chi-square tests of the test suite.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pacer.app import load_settings
+from pacer.arms import method_settings
+from pacer.assemble import Models, make_decoder
+from pacer.decoding.request import Request
+from pacer.evaluation.arms import make_arm
+from pacer.evaluation.runner import load_benchmarks, make_requests
+from pacer.progress import progress
+from pacer.quiet import quiet_libraries
+from pacer.stages import build
+
+TOKENS = 48
+MARGIN = 1e-4
+MOST_NEAR_TIES = 1 / 20_000  # of the compared tokens; at least one is always allowed
+METHODS = ("ar", "sd gamma=4", "pacer", "pacer b=3 t0=0.0 gamma_max=8")
+CHI_SQUARE = "tests/integration/test_loop_sampling.py"
+
+Run = Callable[[Sequence[Request]], list[list[int]]]
+
+
+@torch.inference_mode()
+def margin(models: Models, prefix: Sequence[int]) -> float:
+    """Difference of the two highest logits after a prefix."""
+    logits = models.target.model(torch.tensor([list(prefix)])).logits[0, -1].float()
+    best = logits.topk(2).values
+    return float(best[0] - best[1])
+
+
+def compare(name: str, run: Run, requests: Sequence[Request], reference: dict[str, list[int]], models: Models) -> dict[str, Any]:
+    """Near-ties and differences of a method on these requests."""
+    found: dict[str, Any] = {"tokens": 0, "near_ties": [], "differences": []}
+    todo = [(request, reference[request.id]) for request in requests]
+    while todo:
+        outputs = run([request for request, _ in todo])
+        again = []
+        for (request, wanted), got in zip(todo, outputs, strict=True):
+            found["tokens"] += len(wanted)
+            if got == wanted:
+                continue
+            place = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
+            prefix = [*request.prompt_ids, *wanted[:place]]
+            gap = margin(models, prefix) if place < len(wanted) else float("inf")
+            event = {
+                "method": name, "prompt": request.id, "position": len(prefix), "margin": gap,
+                "reference": wanted[place] if place < len(wanted) else None, "got": got[place] if place < len(got) else None,
+            }  # fmt: skip
+            found["near_ties" if gap < MARGIN else "differences"].append(event)
+            rest = wanted[place + 1 :]
+            if gap < MARGIN and rest:
+                again.append((Request(request.id, [*prefix, wanted[place]], len(rest), request.stop_ids), rest))
+        todo = again
+    return found
+
+
+def in_batches(run: Run, size: int) -> Run:
+    return lambda requests: [out for i in range(0, len(requests), size) for out in run(requests[i : i + size])]
+
+
+def prepare(words: Sequence[str]) -> tuple[Models, list[Request]]:
+    """Models in float32, with the pre-verifier that the experiment trains in its own dtype."""
+    settings = load_settings([*words, "benchmark.split=all"])
+    methods = [method_settings(name) for name in METHODS]
+    trained = build(settings, methods).preverifier_folder
+    settings.model.dtype, settings.preverifier.source = "float32", str(trained)
+    models = build(settings, methods)
+    requests = [
+        request
+        for benchmark in load_benchmarks(settings.benchmark, settings.paths.data_dir)
+        for request in make_requests(benchmark.prompts, models, TOKENS)
+    ]
+    return models, requests
+
+
+def main() -> int:
+    with quiet_libraries():
+        models, requests = prepare(sys.argv[1:])
+        settings = load_settings(sys.argv[1:]).sampling
+        generate = make_arm("hf_generate", models, settings)
+        reference = {}
+        for request in progress(requests, "generate", "prompt"):
+            reference[request.id] = generate.run([request])[0]["ids"]
+        table = []
+        for name in METHODS:
+            decoder = make_decoder(method_settings(name), models, settings)
+            for size in (1, 8):
+                run = in_batches(lambda batch, d=decoder: [r.ids for r in d.generate(batch)], size)
+                found = compare(f"{name}, batch {size}", run, requests, reference, models)
+                table.append({"method": name, "batch": size, **found})
+                print(
+                    f"{name:32} batch {size}: {found['tokens']:6} tokens, {len(found['differences'])} differences, "
+                    f"{len(found['near_ties'])} near-ties",
+                    flush=True,
+                )
+    for row in table:
+        for event in [*row["differences"], *row["near_ties"]]:
+            print(json.dumps(event))
+    print(f"\nchi-square through the whole loop: {CHI_SQUARE}", flush=True)
+    chi = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CHI_SQUARE], cwd=Path(__file__).parent.parent)
+    tokens = sum(row["tokens"] for row in table)
+    differences = sum(len(row["differences"]) for row in table)
+    ties = sum(len(row["near_ties"]) for row in table)
+    ok = differences == 0 and chi.returncode == 0 and ties <= max(1, tokens * MOST_NEAR_TIES)
+    figures = {"prompts": len(requests), "tokens": tokens, "differences": differences, "near_ties": ties}
+    print(json.dumps({**figures, "chi_square_passed": chi.returncode == 0, "ok": ok}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,46 @@
+"""Keep a finished run: copy its results, table and plots to data/results/<date>-<name>, and its table into the README.
+
+    python scripts/publish.py runs/evaluate/demo/<hash> demo [--readme]
+
+Numbers in the README are what a run wrote, never typed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
+KEPT = ("results.json", "table.md", "table.csv", "provenance.json", "settings.yaml", "bench_main.json")
+
+
+def main(run: Path, name: str, readme: bool) -> None:
+    made = json.loads((run / "provenance.json").read_text())
+    folder = ROOT / "data" / "results" / f"{made['date'][:10]}-{name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in KEPT:
+        if (run / file).is_file():
+            shutil.copyfile(run / file, folder / file)
+    for plot in (run / "plots").glob("*.png"):
+        shutil.copyfile(plot, folder / plot.name)
+    print(f"kept in {folder.relative_to(ROOT)}")
+    if readme:
+        text = (ROOT / "README.md").read_text()
+        before, rest = text.split(BEGIN)
+        after = rest.split(END)[1]
+        place = folder.relative_to(ROOT)
+        shown = (
+            f"\nWhat it printed on {made['date'][:10]}, commit {str(made['commit'])[:8]}:\n\n"
+            f"{(run / 'table.md').read_text().strip()}\n\n"
+            f"![Speed of each method over plain decoding, with intervals]({place}/speed.png)\n\n"
+        )
+        (ROOT / "README.md").write_text(before + BEGIN + shown + END + after)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit(f"usage: {sys.argv[0]} RUN_FOLDER NAME [--readme]")
+    main(Path(sys.argv[1]), sys.argv[2], "--readme" in sys.argv[3:])

@@ -1,0 +1,123 @@
+"""Every verb and experiment, one step each, on a tiny model folder; what it wrote is there and true."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from pacer import evaluate, fetch, generate, profile, train
+from pacer.evaluation.metrics import evaluate_trace, load_trace
+from pacer.resources import resource
+from tests.folders import tiny_folder
+
+EXPERIMENTS = sorted(
+    str(path.relative_to(resource("conf") / "experiment").with_suffix(""))
+    for path in (resource("conf") / "experiment").rglob("*.yaml")
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny target; runs and cache of this module go there too."""
+    home = tmp_path_factory.mktemp("home")
+    tiny_folder(home / "target")
+    return home
+
+
+def words(home: Path, experiment: str, *more: str) -> list[str]:
+    """A command line for an experiment with the tiny target in place of the real model."""
+    return [
+        f"+experiment={experiment}", "+debug=one_step", f"model.target.id={home / 'target'}", "model.target.file=null",
+        "model.target.sha256=null", "model.draft.source=null", "model.draft.layers=[0,1]", "model.draft.head_size=300",
+        "model.dtype=float32", "trainer.precision=fp32", f"paths.runs={home / 'runs'}", f"paths.cache={home / 'cache'}",
+        "paths.data_dir=null", "data=samples", "sandbox=off", *more,
+    ]  # fmt: skip
+
+
+def run_folders(home: Path, verb: str) -> list[Path]:
+    return sorted((home / "runs" / verb).glob("*/*"))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_trains_one_step(home: Path, experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train.main(words(home, experiment))
+    out = capsys.readouterr().out
+    saved = Path(out.strip().splitlines()[-1].removeprefix("saved in "))
+    assert (saved / "model.safetensors").is_file() and (saved / "README.md").is_file()
+    assert json.loads((saved / "config.json").read_text())["steps"] == 1
+
+
+def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = '[ar,"sd gamma=2","sd_full gamma=2",pacer,hf_generate,hf_assisted,"hf_assisted gamma=2"]'
+    command = words(home, "pacer/demo", f"benchmark.arms={arms}", "benchmark.score=false", "benchmark.limit=2")
+    evaluate.main(command)
+    out = capsys.readouterr().out
+    (folder,) = run_folders(home, "evaluate")
+    for name in ("trace.jsonl", "results.json", "table.md", "table.csv", "settings.yaml", "provenance.json"):
+        assert str(folder / name) in out
+    assert {path.stem for path in (folder / "plots").iterdir()} == {"speed", "time", "acceptance"}
+    results = json.loads((folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert {row["arm"] for row in results["rows"]} == {
+        "ar", "sd gamma=2", "sd_full gamma=2", "pacer", "hf_generate", "hf_assisted", "hf_assisted gamma=2"
+    }  # fmt: skip
+    assert all(row["exact"] for row in results["rows"]), [row["exact_detail"] for row in results["rows"]]
+    again = evaluate_trace(load_trace(folder / "trace.jsonl"), arms=[row["arm"] for row in results["rows"]], resamples=20)
+    for old, new in zip(results["rows"], again["rows"], strict=True):
+        for key in ("tokens_per_second", "tokens_per_verify", "mean_drafted", "acceptance_rate"):
+            assert (old[key] is None and new[key] is None) or math.isclose(old[key], new[key])
+    before = (folder / "trace.jsonl").read_text()
+    evaluate.main(command)
+    assert (folder / "trace.jsonl").read_text() == before, "a finished run is not measured again"
+
+
+def test_generate_streams_the_targets_own_text(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for method in ("ar", "sd", "pacer"):
+        generate.main(["Why is", "the sky blue?", *words(home, "pacer/demo", f"method={method}")])
+        texts.append(capsys.readouterr().out)
+    assert texts[0].strip() and texts[0] == texts[1] == texts[2]
+
+
+def test_generate_in_colour_shows_every_origin(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate.main(["Hello", *words(home, "pacer/demo", "color=true")])
+    out = capsys.readouterr().out
+    assert "accepted draft" in out and "\x1b[33m" in out
+
+
+def test_profile_writes_points_and_a_plot(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile.main(words(home, "pacer/demo"))
+    (folder,) = run_folders(home, "profile")
+    found = json.loads((folder / "profile.json").read_text())
+    assert {point["part"] for point in found["points"]} == {"target", "head", "draft", "draft_head", "preverifier"}
+    assert all(point["median_ms"] > 0 for point in found["points"])
+    assert (folder / "profile.png").is_file()
+    assert f"costs.draft={found['costs']['draft']:.4f}" in capsys.readouterr().out
+
+
+def test_fetch_verifies_and_writes_nothing_of_its_own(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fetch.main(words(home, "pacer/demo"))
+    assert f"{home / 'target'}: verified" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (['benchmark.arms=["sd gama=4"]'], "gama"),
+        (["trainer.lrr=1"], "lrr"),
+        (["preverifier.state=middle"], "middle"),
+        (["model.target.id=no/such-model-anywhere"], "no/such-model-anywhere"),
+        (["benchmark.sets=[gsm9k]"], "gsm9k"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_a_code(
+    home: Path, extra: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command = [word for word in words(home, "pacer/demo") if not extra[0].startswith(word.split("=")[0] + "=")]
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main([*command, *extra])
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert stop.value.code == 2 and len(error) == 1 and message in error[0]
