@@ -110,7 +110,9 @@ def make_controller(method: MethodSettings, models: Models) -> Controller | None
     if kind != "preverifier":
         raise ConfigError("unknown controller.kind", value=kind, allowed=("none", "fixed", "preverifier"))
     if models.preverifier is None:
-        raise UnsupportedError(f"method {method.name} needs a pre-verifier", remedy="train one: python -m pacer.train …")
+        raise UnsupportedError(
+            f"method {method.name} needs a pre-verifier", remedy="train one: python -m pacer.train …"
+        )
     tuned = models.tuned or {}
     chosen: dict[str, Any] = {name: tuned.get(name) if value is None else value for name, value in values.items()}
     chosen = {name: value for name, value in chosen.items() if value is not None}
@@ -135,7 +137,11 @@ def make_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
 
 @functools.cache
 def _template_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    messages = [{"role": "system", "content": ""}, {"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    messages = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": ""},
+    ]
     if not tokenizer.chat_template:
         return ()
     return tuple(tokenizer(str(tokenizer.apply_chat_template(messages, tokenize=False)))["input_ids"])

@@ -64,6 +64,7 @@ RANGES: dict[str, Range] = {
     "labels.starts_per_text": _SIZE,
     "labels.gamma": _SIZE,
     "labels.texts": _SIZE,
+    "labels.tail": _COUNT,
     "costs.draft": _COUNT,
     "costs.preverify": _COUNT,
     "costs.token": _COUNT,
@@ -115,8 +116,8 @@ def check(settings: Settings) -> None:
         if not is_reference(arm):
             method_settings(arm)
         elif not re.fullmatch(r"hf_generate|hf_assisted( gamma=[1-9]\d*)?", arm):
-            choices = "hf_generate, hf_assisted, hf_assisted gamma=N"
-            raise ConfigError("a reference arm takes no such settings", value=arm, allowed=choices)
+            known = "hf_generate, hf_assisted, hf_assisted gamma=N"
+            raise ConfigError("a reference arm takes no such settings", value=arm, allowed=known)
 
 
 def _check_lists(settings: Settings) -> None:

@@ -92,6 +92,7 @@ class LabelSettings:
     starts_per_text: int = 24
     gamma: int = 16  # draft length of a simulated round
     texts: int | None = None  # limit
+    tail: int = 6  # tokens past the first rejection that are still trained on
     seed: int = 0
 
 

@@ -112,7 +112,8 @@ def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tup
     texts, corpus_key = corpus(settings, models)
     key = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "part": part, "draft": draft_key,
-        "dtype": settings.model.dtype, "full_head": settings.model.draft.full_head, "labels": asdict(settings.labels),
+        "dtype": settings.model.dtype, "full_head": settings.model.draft.full_head,
+        "labels": {**asdict(settings.labels), "tail": None},
     }  # fmt: skip
     chosen = sorted(split_texts(texts, settings.corpus.parts).get(part, []), key=lambda t: stable_hash(t.id))
     chosen = chosen[: settings.labels.texts]
@@ -144,7 +145,7 @@ def _simulate(settings: Settings, models: Models, stage: Stage, texts: Sequence[
         for index in missing:
             lines = []
             for text in shards[index]:
-                rounds = simulate(models.draft, text, settings.labels, models.stop_ids)
+                rounds = simulate(models.draft, text, settings.labels, models.stop_ids, models.target.vocab_size)
                 bar.update()
                 if rounds is not None:
                     lines.append(to_line(text.id, rounds) + "\n")
@@ -199,7 +200,7 @@ def draft_checkpoint(settings: Settings) -> Path:
                     masters.target, parts.get("draft", []), parts.get("tuning", []), settings.model.draft, trainer,
                     settings.logger, stage.folder, always=needed_ids(models), command=command_line(),
                 )  # fmt: skip
-                stage.finish()
+                _finish_training(stage)
     return stage.folder / "draft"
 
 
@@ -214,7 +215,7 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
     settings = replace(settings, trainer=_trainer(settings, "preverifier"))
     key = {
         "labels": [labels_key, held_out_key], "preverifier": asdict(settings.preverifier),
-        "trainer": asdict(settings.trainer), "costs": asdict(settings.costs),
+        "trainer": asdict(settings.trainer), "costs": asdict(settings.costs), "tail": settings.labels.tail,
     }  # fmt: skip
     stage = _stage(settings, "preverifier", key)
     if not stage.complete:
@@ -222,8 +223,14 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
             if not stage.complete:
                 log.info("training the pre-verifier on %d texts in %s", len(pairs), stage.folder)
                 train_preverifier(models, pairs, held_out, settings, stage.folder, command=command_line())
-                stage.finish()
+                _finish_training(stage)
     return stage.folder / "preverifier"
+
+
+def _finish_training(stage: Stage) -> None:
+    """The resumable state (optimiser moments and all) has served; the rest stays."""
+    (stage.folder / "last.ckpt").unlink(missing_ok=True)
+    stage.finish()
 
 
 def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: bool = False) -> Models:

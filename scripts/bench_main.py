@@ -64,7 +64,9 @@ def ratio(groups: Any, arm: str, reference: str, benchmarks: list[str]) -> dict[
     pairs = []
     for benchmark in benchmarks:
         names = paired_prompts(groups, benchmark)
-        pairs.append((*request_values(groups[arm, benchmark], names), *request_values(groups[reference, benchmark], names)))
+        pairs.append(
+            (*request_values(groups[arm, benchmark], names), *request_values(groups[reference, benchmark], names))
+        )
     found = geometric_mean_ratio(pairs, resamples=2000, seed=0)
     return {"value": found.value, "low": found.low, "high": found.high}
 
@@ -92,7 +94,9 @@ def summary(settings: Settings, folder: Path, points: list[Point], block: int) -
         "sd_over_hf_assisted": ratio(groups, fixed, assisted, benchmarks),
         "sd_full_head_over_hf_assisted": ratio(groups, fixed_full, assisted, benchmarks),
         "pacer_over_best_fixed": ratio(groups, "pacer", fixed, benchmarks),
-        "pacer_over_ar": {b: [rows["pacer", b][k] for k in ("ratio_to_ar", "ratio_low", "ratio_high")] for b in benchmarks},
+        "pacer_over_ar": {
+            b: [rows["pacer", b][k] for k in ("ratio_to_ar", "ratio_low", "ratio_high")] for b in benchmarks
+        },
         "cost_model_share_worst": min(shares.items(), key=lambda item: item[1]), "cost_model_share": shares,
         "c": table["draft", 1] / one, "preverifier": table["preverifier", min(8, block + 1)] / one,
         "v": {n: table["target", n] / one for n in (1, 2, 3, 5, 9, 17)}, "target_ms": one,

@@ -42,7 +42,9 @@ def margin(models: Models, prefix: Sequence[int]) -> float:
     return float(best[0] - best[1])
 
 
-def compare(name: str, run: Run, requests: Sequence[Request], reference: dict[str, list[int]], models: Models) -> dict[str, Any]:
+def compare(
+    name: str, run: Run, requests: Sequence[Request], reference: dict[str, list[int]], models: Models
+) -> dict[str, Any]:
     """Near-ties and differences of a method on these requests."""
     found: dict[str, Any] = {"tokens": 0, "near_ties": [], "differences": []}
     todo = [(request, reference[request.id]) for request in requests]
@@ -53,12 +55,15 @@ def compare(name: str, run: Run, requests: Sequence[Request], reference: dict[st
             found["tokens"] += len(wanted)
             if got == wanted:
                 continue
-            place = next((i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted)))
+            place = next(
+                (i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b), min(len(got), len(wanted))
+            )
             prefix = [*request.prompt_ids, *wanted[:place]]
             gap = margin(models, prefix) if place < len(wanted) else float("inf")
             event = {
                 "method": name, "prompt": request.id, "position": len(prefix), "margin": gap,
-                "reference": wanted[place] if place < len(wanted) else None, "got": got[place] if place < len(got) else None,
+                "reference": wanted[place] if place < len(wanted) else None,
+                "got": got[place] if place < len(got) else None,
             }  # fmt: skip
             found["near_ties" if gap < MARGIN else "differences"].append(event)
             rest = wanted[place + 1 :]
@@ -111,7 +116,9 @@ def main() -> int:
         for event in [*row["differences"], *row["near_ties"]]:
             print(json.dumps(event))
     print(f"\nchi-square through the whole loop: {CHI_SQUARE}", flush=True)
-    chi = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CHI_SQUARE], cwd=Path(__file__).parent.parent)
+    chi = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", CHI_SQUARE], cwd=Path(__file__).parent.parent
+    )
     tokens = sum(row["tokens"] for row in table)
     differences = sum(len(row["differences"]) for row in table)
     ties = sum(len(row["near_ties"]) for row in table)

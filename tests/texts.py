@@ -35,9 +35,7 @@ def reduced_draft(size: int = 40) -> Stack:
 
 def requests(count: int, new: int = NEW, stop_ids: Sequence[int] = (), seed: int = 0) -> list[Request]:
     lengths = [3 + (5 * i) % 11 for i in range(count)]
-    return [
-        Request(f"text-{i}", ids, new, frozenset(stop_ids)) for i, ids in enumerate(prompts(lengths, seed=seed))
-    ]
+    return [Request(f"text-{i}", ids, new, frozenset(stop_ids)) for i, ids in enumerate(prompts(lengths, seed=seed))]
 
 
 def as_text(result: Result) -> Text:

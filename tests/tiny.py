@@ -1,4 +1,4 @@
-"""Toys for tests: random models of every supported family, and table models whose logits are a fixed row per last token."""
+"""Toys for tests: random models of every supported family, and table models (a fixed row of logits per last token)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRA: dict[str, dict[str, Any]] = {
 def tiny_model(
     family: str = "llama", layers: int = 3, seed: int = 0, vocab: int = VOCAB, context: int = CONTEXT, **config: Any
 ) -> PreTrainedModel:
-    """A random float32 model, the same for the same arguments. Norms and biases are random too, so none can be left out."""
+    """A random float32 model, the same for the same arguments; norms and biases too: none can be left out."""
     settings = {
         "vocab_size": vocab, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": context,
@@ -66,7 +66,11 @@ def tiny_stack(family: str = "llama", layers: int = 3, seed: int = 0, **config: 
 
 
 def table_model(table: Sequence[Sequence[float]] | Tensor, context: int = 64) -> PreTrainedModel:
-    """A Llama whose logits are exactly ``table[last token]`` (V, V): one-hot embedding, silent layers, the table as head."""
+    """A Llama whose logits are exactly ``table[last token]``: one-hot embedding, silent layers, the table as head.
+
+    Args:
+        table: ``(V, V)``.
+    """
     rows = torch.as_tensor(table, dtype=torch.float32)
     vocab, width = len(rows), 16
     assert rows.shape == (vocab, vocab) and vocab <= width

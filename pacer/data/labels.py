@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,10 @@ class Rounds:
         """The rounds at these places."""
         return Rounds(**{name: value[rows] for name, value in vars(self).items()})
 
+    def trimmed(self, tail: int) -> Rounds:
+        """The same rounds, no longer than ``tail`` tokens past the first rejection: what follows teaches little."""
+        return replace(self, counts=torch.minimum(self.counts, self.accepted + 1 + tail))
+
     def labels(self, kind: str) -> tuple[Tensor, Tensor]:
         """Labels and which of them count ``(S, g)``.
 
@@ -65,11 +69,14 @@ class Rounds:
 
 
 @torch.inference_mode()
-def draft_rounds(draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids: Sequence[int]) -> Rounds:
+def draft_rounds(
+    draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids: Sequence[int], vocab_size: int | None = None
+) -> Rounds:
     """Draft ``gamma`` tokens greedily from each start.
 
     Args:
         starts: ``(S,)`` ascending committed lengths, each in [1, P − 1].
+        vocab_size: the target's; a draft's padded rows beyond it are no tokens.
     """
     device = draft.device
     path = torch.tensor([[*text.prompt_ids, *text.output_ids]], device=device)
@@ -91,6 +98,8 @@ def draft_rounds(draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids:
             x = draft.embed(tokens[-1][None])
             last = draft.run(x, 0, draft.n_layers, (starts + step - 1)[None], mask, cache.at(slots, extent))
         logits = draft.readout(last)[0]
+        if draft.head_ids is None:
+            logits = logits[..., :vocab_size]
         row = logits.argmax(-1)
         logprob, entropy = signals(logits, row)
         tokens.append(row if draft.head_ids is None else draft.head_ids.to(device)[row])
@@ -138,12 +147,14 @@ def choose_starts(text: Text, settings: LabelSettings) -> Tensor:
     return every[np.sort(rng.choice(len(every), settings.starts_per_text, replace=False))]
 
 
-def simulate(draft: Stack, text: Text, settings: LabelSettings, stop_ids: Sequence[int]) -> Rounds | None:
+def simulate(
+    draft: Stack, text: Text, settings: LabelSettings, stop_ids: Sequence[int], vocab_size: int | None = None
+) -> Rounds | None:
     """Rounds of a text by the start policy; None where the output is too short for one."""
     starts = choose_starts(text, settings)
     if len(starts) == 0:
         return None
-    rounds = draft_rounds(draft, text, starts, settings.gamma, stop_ids)
+    rounds = draft_rounds(draft, text, starts, settings.gamma, stop_ids, vocab_size)
     return rounds.pick(walk(rounds)) if settings.starts == "rounds" else rounds
 
 

@@ -64,7 +64,9 @@ def first_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return [members for _, members in bins]
 
 
-def _document(text: Text, rounds: Rounds, label: str, number: int, offset: int, first_segment: int) -> dict[str, Tensor]:
+def _document(
+    text: Text, rounds: Rounds, label: str, number: int, offset: int, first_segment: int
+) -> dict[str, Tensor]:
     """One text as columns; ``offset`` is its first place in the row."""
     path = torch.tensor([*text.prompt_ids, *text.output_ids])
     length = len(path)
@@ -84,7 +86,10 @@ def _document(text: Text, rounds: Rounds, label: str, number: int, offset: int, 
     return {
         "ids": both(path, rounds.tokens[real]),
         "positions": both(order, rounds.starts[segment] + step),
-        "source": both(torch.where(order > 0, offset + order - 1, PAD), torch.where(first, offset + rounds.starts[segment] - 1, here - 1)),
+        "source": both(
+            torch.where(order > 0, offset + order - 1, PAD),
+            torch.where(first, offset + rounds.starts[segment] - 1, here - 1),
+        ),
         "index": both(torch.zeros(length, dtype=torch.long), step + 1),
         "document": torch.full((length + len(step),), number),
         "segment": both(torch.zeros(length, dtype=torch.long), segment + first_segment),

@@ -10,7 +10,7 @@ PHASES = ("draft", "preverify", "intermediate", "target", "rest")
 
 
 class Clock:
-    """``lap(phase)`` books what passed since the last lap under ``phase``; :meth:`read` returns seconds and restarts."""
+    """``lap(phase)`` books the time since the last lap under ``phase``; :meth:`read` returns seconds and restarts."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"

@@ -72,7 +72,9 @@ class Decoder:
         self._prefill(rows, on_commit)
         while any(row.finish is None for row in rows):
             self._round(rows, on_commit)
-        return [Result(row.request, row.output, row.finish or "length", row.seconds, row.latency, row.trace) for row in rows]
+        return [
+            Result(row.request, row.output, row.finish or "length", row.seconds, row.latency, row.trace) for row in rows
+        ]
 
     def _begin(self, rows: list[Row]) -> None:
         for row in rows:
@@ -152,7 +154,10 @@ class Decoder:
 
     def _read_target(self, rows: list[Row], draft: Draft, live: list[bool]) -> Tensor:
         """Logits ``(B, g + 1, V)`` after each row's prefix and each of its drafts."""
-        fresh = [row.committed[have:] if is_live else [] for row, have, is_live in zip(rows, self.lane.lengths, live, strict=True)]
+        fresh = [
+            row.committed[have:] if is_live else []
+            for row, have, is_live in zip(rows, self.lane.lengths, live, strict=True)
+        ]
         prefix, sizes = padded(fresh, self.target.device)
         g = draft.tokens.shape[1]
         if g == 0:
@@ -163,7 +168,9 @@ class Decoder:
             ids = torch.nn.functional.pad(prefix, (0, g))
             starts = torch.tensor(sizes, device=ids.device)[:, None]
             ids.scatter_(1, starts + torch.arange(g, device=ids.device), draft.tokens)
-        counts = [size + (count if is_live else 0) for size, count, is_live in zip(sizes, draft.counts, live, strict=True)]
+        counts = [
+            size + (count if is_live else 0) for size, count, is_live in zip(sizes, draft.counts, live, strict=True)
+        ]
         states = self.lane.feed_ids(ids, counts)
         at = torch.tensor([max(size - 1, 0) for size in sizes], device=states.device)[:, None]
         places = (at + torch.arange(g + 1, device=states.device)).clamp_max(states.shape[1] - 1)
@@ -172,7 +179,7 @@ class Decoder:
         return self.target.readout(states)
 
     def _verdict(self, rows: list[Row], draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """accepted, next token, drafted count up to a stop id, index of the first row of bad logits (or −1): ``(B,)``."""
+        """accepted, next token, drafted count up to a stop id, first place of bad logits (or −1): ``(B,)``."""
         device, g = logits.device, draft.tokens.shape[1]
         counts = torch.tensor(draft.counts, device=device)
         if g:  # nothing after a stop id can matter: accepted, it ends the output; rejected, the rest falls with it
@@ -180,7 +187,9 @@ class Decoder:
         if self._seen is not None:
             logits = penalised(logits, seen_before(self._seen, draft.tokens), self.sampling.repetition_penalty)
         top, argmax = logits.max(-1)
-        finite = torch.isfinite(top) | (torch.arange(g + 1, device=device) > counts[:, None])  # padding may hold anything
+        finite = torch.isfinite(top) | (
+            torch.arange(g + 1, device=device) > counts[:, None]
+        )  # padding may hold anything
         bad = torch.where(finite.all(1), -1, leading(finite))
         if self.greedy:
             return *verify_greedy(argmax, draft.tokens, counts), counts, bad

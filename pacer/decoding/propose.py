@@ -91,7 +91,7 @@ class Proposer:
         return Draft(torch.cat(tokens, 1), q_all, torch.cat(scores, 1) if scores else None, counts, stops)
 
     def end(self, before: Sequence[int], verified: Sequence[int]) -> None:
-        """The round is over: ``before`` tokens of each row were committed at its start, ``verified`` with the drafts."""
+        """The round is over: ``before`` tokens of a row were committed at its start, ``verified`` with drafts."""
         self.drafter.truncate(verified)
         self.controller.end(before)
 

@@ -83,7 +83,7 @@ def open_trace(path: Path) -> list[Line]:
 def measure(
     benchmarks: Sequence[Benchmark], arms: Sequence[Arm], models: Models, settings: BenchmarkSettings, trace: Path
 ) -> list[Line]:
-    """Run what is missing and return all trace lines; stops at the deadline, or after the current prompt on a signal."""
+    """Run what is missing and return all lines; stops at the deadline, or after the current prompt on a signal."""
     lines = open_trace(trace)
     done = {(line["arm"], line["benchmark"], line["request"]) for line in lines if line["kind"] == "request"}
     batches = _batches(benchmarks, settings)

@@ -97,7 +97,7 @@ class TrainableDraft(nn.Module):
         head.weight = nn.Parameter(rows, requires_grad=False)
         setattr(stack.model, stack.family.head, head)
         self.requires_grad_(False)
-        whole = full or len(stack.head_ids) == stack.vocab_size
+        whole = full or stack.head_ids is None or len(stack.head_ids) == stack.vocab_size
         return Stack(stack.model, None if whole else stack.head_ids)
 
 

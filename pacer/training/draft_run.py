@@ -10,6 +10,7 @@ import torch
 
 from pacer.data.batching import Loader, token_batches
 from pacer.data.corpus import Text
+from pacer.files import stable_hash
 from pacer.models.draft import TrainableDraft, frequent_ids, save_draft
 from pacer.models.stack import Stack
 from pacer.settings import DraftSettings, LoggerSettings, TrainerSettings
@@ -50,7 +51,7 @@ def train_draft(
     module_draft = TrainableDraft(target, draft.layers, head_ids)
     lengths = [len(t.prompt_ids) + len(t.output_ids) for t in texts]
     batches = token_batches(lengths, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
-    held_out = sorted(held_out, key=lambda t: t.id)[:VALIDATION_TEXTS]
+    held_out = sorted(held_out, key=lambda t: stable_hash(t.id))[:VALIDATION_TEXTS]  # a mix of all tasks
     checks = token_batches([len(t.prompt_ids) + len(t.output_ids) for t in held_out], trainer.tokens_per_batch, seed=0)
     steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
     module = DistillModule(module_draft, trainer, steps)
@@ -58,7 +59,7 @@ def train_draft(
         module,
         _loader(texts, batches, head_ids, target.vocab_size, trainer.prompt_weight),
         _loader(held_out, checks, head_ids, target.vocab_size, 0.0),  # prompts are not what is judged
-        trainer, logger, folder,
+        trainer, logger, folder, stored=torch.bfloat16,
     )  # fmt: skip
     extra = {
         "layers": list(draft.layers), "texts": len(texts), "tokens": sum(lengths), "steps": int(figures.pop("steps")),
@@ -69,7 +70,7 @@ def train_draft(
 
 def card(extra: dict[str, Any]) -> str:
     """The model card: what it is, how it was made, what was measured."""
-    lines = "\n".join(f"- {name}: {value}" for name, value in sorted(extra["validation"].items()))
+    lines = "\n".join(f"- {name}: {value:.4f}" for name, value in sorted(extra["validation"].items()))
     return (
         "# Draft model made of target layers\n\n"
         f"Layers {extra['layers']} of the target, distilled on {extra['texts']} of its own greedy texts "

@@ -136,8 +136,13 @@ def fit(
     folder: Path,
     *,
     maximise: bool = True,
+    stored: torch.dtype | None = None,
 ) -> dict[str, float]:
     """Train to the end, or go on from where a killed run was; the module ends with the best parameters.
+
+    Args:
+        stored: the dtype that the part is saved in: its parameters are rounded to it before the last validation, so
+            that the metrics are those of the file.
 
     Returns:
         The validation metrics of the best parameters, and the optimiser steps made.
@@ -180,5 +185,9 @@ def fit(
             raise
     state = torch.load(best.best_model_path or last, map_location="cpu", weights_only=True)
     module.load_state_dict(state["state_dict"])
+    if stored is not None:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(parameter.to(stored))
     metrics = trainer.validate(module, validation, verbose=False)[0]
     return {**metrics, "steps": float(state["global_step"])}

@@ -56,11 +56,12 @@ def train_preverifier(
     if settings.labels.gamma != settings.preverifier.gamma_max:
         raise ConfigError(
             "labels.gamma and preverifier.gamma_max differ", value=settings.labels.gamma,
-            allowed=str(settings.preverifier.gamma_max), remedy="label drafts as long as the longest that will be judged",
+            allowed=str(settings.preverifier.gamma_max), remedy="label drafts as long as the longest to be judged",
         )  # fmt: skip
     torch.manual_seed(settings.trainer.seed)
     module = Preverifier(models.draft, settings.preverifier)
     label = settings.preverifier.label
+    pairs = [(text, rounds.trimmed(settings.labels.tail)) for text, rounds in pairs]
     batches = packed_batches(
         pairs, settings.trainer.tokens_per_batch, seed=settings.trainer.seed, epochs=settings.trainer.epochs
     )

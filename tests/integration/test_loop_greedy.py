@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import (
-    VOCAB,
     Rule,
     generate,
     hf_generate,
@@ -25,21 +23,18 @@ from tiny import (
     tiny_model,
     tiny_stack,
 )
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pacer.decoding import lane as lane_module
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request, Result, Row
-from pacer.errors import ConfigError, DecodingError
 from pacer.models.stack import FAMILIES, Stack
 from pacer.settings import SamplingSettings
 
-NEW = 40
+NEW, LAYERS = 22, 2
 PROMPTS = prompts([5, 14, 8, 1])
-TARGET, DRAFT = tiny_stack(), Stack(near(tiny_model()))
+TARGET, DRAFT = tiny_stack(layers=LAYERS), Stack(near(tiny_model(layers=LAYERS)))
 MODULE = make_preverifier(DRAFT)
 Make = Callable[[], Decoder]
 
@@ -68,7 +63,7 @@ def _requests(new: int = NEW, **options: Any) -> list[Request]:
 @pytest.fixture(scope="module")
 def wanted() -> list[list[int]]:
     """What transformers generates."""
-    reference = tiny_model()
+    reference = tiny_model(layers=LAYERS)
     return [hf_generate(reference, prompt, NEW) for prompt in PROMPTS]
 
 
@@ -107,8 +102,8 @@ def test_greedy_output_is_the_targets_own_in_every_family(family: str) -> None:
     reference = tiny_model(family)
     target, draft = tiny_stack(family), Stack(near(tiny_model(family)))
     rule = PreverifierRule(make_preverifier(draft), b=2, t0=0.4, gamma_max=6)
-    requests = _requests(24)
-    expected = [hf_generate(reference, prompt, 24) for prompt in PROMPTS]
+    requests = _requests(16)
+    expected = [hf_generate(reference, prompt, 16) for prompt in PROMPTS]
     for decoder in (make_decoder(target), make_decoder(target, draft, Fixed(3)), make_decoder(target, draft, rule)):
         results = decoder.generate(requests)
         assert [r.ids for r in results] == expected
@@ -129,8 +124,8 @@ def test_greedy_identity_for_any_settings(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         controller: Any = Fixed(data.draw(st.integers(0, 6)))
     else:
-        b = data.draw(st.integers(1, 4))
-        controller = PreverifierRule(MODULE, b, data.draw(st.floats(0, 1)), data.draw(st.floats(0.5, 2)), b + data.draw(st.integers(0, 5)))
+        b, t0, rho = data.draw(st.integers(1, 4)), data.draw(st.floats(0, 1)), data.draw(st.floats(0.5, 2))
+        controller = PreverifierRule(MODULE, b, t0, rho, b + data.draw(st.integers(0, 5)))
     results = make_decoder(TARGET, data.draw(st.sampled_from([DRAFT, TARGET])), controller).generate(requests)
     for result, output, budget, stop in zip(results, outputs, budgets, stops, strict=True):
         ends = [n for n in range(1, budget + 1) if output[n - 1] in stop]
@@ -164,7 +159,7 @@ def test_ties_go_to_the_first_id_as_in_transformers() -> None:
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_draft_that_is_the_target_is_always_right(gamma: int, batch: int) -> None:
     """C18, C20: over 200 tokens every draft of every round is accepted, and all caches end at committed − 1."""
-    target = tiny_stack(context=256)
+    target = tiny_stack(layers=1, context=256)
     decoder = make_decoder(target, target, Fixed(gamma))
     rows: dict[str, Row] = {}
     reads: list[int] = []
@@ -198,16 +193,15 @@ def test_a_draft_that_is_the_target_is_always_right(gamma: int, batch: int) -> N
     assert set(reads[2 * batch :]) <= {1, 2} and 2 in reads, "after full acceptance the draft reads two tokens"
 
 
-@pytest.mark.parametrize("penalty", [1.3, 0.8])
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize(("penalty", "batch"), [(1.3, 1), (1.3, 4), (0.8, 4)])
 def test_a_repetition_penalty_sees_prefix_output_and_drafts(penalty: float, batch: int) -> None:
     """L12: as transformers' generate; rejected drafts leave no trace."""
-    reference = tiny_model()
-    expected = [hf_generate(reference, prompt, 30, repetition_penalty=penalty) for prompt in PROMPTS]
+    reference = tiny_model(layers=LAYERS)
+    expected = [hf_generate(reference, prompt, 20, repetition_penalty=penalty) for prompt in PROMPTS]
     sampling = SamplingSettings(repetition_penalty=penalty)
     rule = PreverifierRule(MODULE, b=2, t0=0.4, gamma_max=6)
     for controller in (None, Fixed(1), Fixed(5), rule):
-        results = generate(make_decoder(TARGET, DRAFT, controller, sampling), _requests(30), batch)
+        results = generate(make_decoder(TARGET, DRAFT, controller, sampling), _requests(20), batch)
         assert [r.ids for r in results] == expected
     same = make_decoder(TARGET, TARGET, Fixed(4), sampling).generate(_requests(30))
     assert all(line["accepted"] == [len(line["drafted"])] for r in same for line in r.rounds), "the draft sees the same"
@@ -237,13 +231,13 @@ def test_stream_result_and_history_are_one_list(wanted: list[list[int]]) -> None
 def test_drafts_reach_gamma_max_and_never_exceed_it(gamma_max: int) -> None:
     """A51: at the pre-verifier's own γ_max of 8 and one more, and where γ_max is no multiple of b."""
     rule = PreverifierRule(MODULE, b=4, t0=0.0, gamma_max=gamma_max)
-    result = make_decoder(TARGET, DRAFT, rule).generate([Request("a", PROMPTS[0], 60)])[0]
+    result = make_decoder(TARGET, DRAFT, rule).generate([Request("a", PROMPTS[0], 40)])[0]
     lengths = [len(line["drafted"]) for line in result.rounds[1:]]
     assert max(lengths) == gamma_max and result.rounds[1]["stop"] == "gamma_max"
-    assert result.ids == plain_greedy(TARGET.model, PROMPTS[0], 60)
+    assert result.ids == plain_greedy(TARGET.model, PROMPTS[0], 40)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5])
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_prompts_are_read_in_chunks(chunk: int, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "PREFILL_CHUNK", chunk)
     for name in ("sd gamma=4", "pacer {'b': 2, 't0': 0.0, 'gamma_max': 16}"):
@@ -251,165 +245,7 @@ def test_prompts_are_read_in_chunks(chunk: int, wanted: list[list[int]], monkeyp
 
 
 def test_a_decoder_is_used_again_for_batches_of_any_size(wanted: list[list[int]]) -> None:
-    for name in ("ar", "sd gamma=4", "pacer {'b': 2, 't0': 0.3, 'rho': 1.2, 'gamma_max': 7}"):
+    for name in ("ar", "pacer {'b': 2, 't0': 0.3, 'rho': 1.2, 'gamma_max': 7}"):
         decoder, requests = METHODS[name](), _requests()
-        for batch in ([0, 1, 2, 3], [2], [3, 0], [1, 1, 1, 1, 1]):
+        for batch in ([0, 1, 2, 3], [2], [1, 1, 1, 1, 1], [3, 0]):
             assert [r.ids for r in decoder.generate([requests[i] for i in batch])] == [wanted[i] for i in batch]
-
-
-def test_no_requests_no_results() -> None:
-    assert make_decoder(TARGET, DRAFT, Fixed(2)).generate([]) == []
-
-
-@contextmanager
-def _poisoned(stack: Stack, token: int) -> Iterator[None]:
-    """After ``token`` the model's logits are NaN."""
-    row = stack.embedding.weight[token].clone()
-    stack.embedding.weight[token] = float("nan")
-    try:
-        yield
-    finally:
-        stack.embedding.weight[token] = row
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["ar", "sd"])
-def test_nan_logits_name_request_and_position_and_leave_nothing_behind(name: str, temperature: float) -> None:
-    """L7: an error, never a token; the decoder and its caches are good for the next batch."""
-    sampling = SamplingSettings(temperature=temperature, top_k=1)
-    target = tiny_stack()
-    decoder = make_decoder(target, DRAFT, Fixed(3) if name == "sd" else None, sampling)
-    output = plain_greedy(tiny_model(), PROMPTS[0], 12)
-    bad = next(t for i, t in enumerate(output) if t not in PROMPTS[0] + PROMPTS[2] + output[:i] and i >= 3)
-    at = len(PROMPTS[0]) + output.index(bad) + 1
-    with _poisoned(target, bad), pytest.raises(DecodingError, match=f"not finite for request r0: 'position {at}'"):
-        decoder.generate([Request("r0", PROMPTS[0], 12), Request("r2", PROMPTS[2], 3)])
-    again = decoder.generate([Request("x", PROMPTS[3], 3), Request("y", PROMPTS[1], 9)])
-    assert again[0].ids == plain_greedy(target.model, PROMPTS[3], 3), "a row shorter than the one that failed"
-    assert again[1].ids == plain_greedy(target.model, PROMPTS[1], 9)
-
-
-def test_nan_logits_of_the_prompt_name_the_first_position() -> None:
-    target = tiny_stack()
-    with _poisoned(target, PROMPTS[0][0]), pytest.raises(DecodingError, match=f"'position {len(PROMPTS[0])}'"):
-        make_decoder(target).generate([Request("r0", PROMPTS[0], 12)])
-
-
-def test_nan_behind_a_rejected_draft_is_an_error_or_nothing() -> None:
-    """Plain decoding would never have read that token; one must not go on from its row as if it were a number."""
-    target, table = Stack(table_model(random_table(6, 0))), random_table(6, 0)
-    best = table.argmax(-1).tolist()
-    output = [best[0]]
-    for _ in range(7):
-        output.append(best[output[-1]])
-    wrong = next(t for t in range(6) if t not in [0, *output])
-    stubborn = torch.full((6, 6), -9.0)
-    stubborn[:, wrong] = 9.0
-    decoder = make_decoder(target, Stack(table_model(stubborn)), Fixed(2))
-    with _poisoned(target, wrong):
-        try:
-            assert decoder.generate([Request("t", [0], 8)])[0].ids == output
-        except DecodingError as error:
-            assert "not finite for request t" in str(error)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_answers_nan_changes_no_output(temperature: float) -> None:
-    """Or it is an error that names it; never a wrong token."""
-    draft = Stack(near(tiny_model()))
-    draft.head.weight[5] = float("nan")
-    try:
-        results = make_decoder(TARGET, draft, Fixed(3), SamplingSettings(temperature, top_k=1)).generate(_requests(10))
-    except DecodingError as error:
-        assert "draft" in str(error)
-        return
-    assert [r.ids for r in results] == [plain_greedy(TARGET.model, prompt, 10) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(repetition_penalty=1.3), SamplingSettings(1.0, top_k=1),
-                                      SamplingSettings(1.0, top_k=1, repetition_penalty=1.3)])  # fmt: skip
-@pytest.mark.parametrize("vocab", [VOCAB + 7, VOCAB - 7])
-def test_a_draft_with_a_padded_or_shorter_vocabulary(vocab: int, sampling: SamplingSettings) -> None:
-    """V57: ids that only one of the models has are padding to the other; the output stays the target's own."""
-    draft = tiny_stack(layers=2, seed=5, vocab=vocab)
-    rule = PreverifierRule(make_preverifier(draft), b=2, t0=0.0, gamma_max=4)
-    plain = make_decoder(TARGET, sampling=sampling).generate(_requests(30))
-    assert any(t >= VOCAB - 7 for r in plain for t in r.ids), "ids that the smaller draft lacks do occur"
-    for controller in (Fixed(3), rule):
-        results = make_decoder(TARGET, draft, controller, sampling).generate(_requests(30))
-        assert [r.ids for r in results] == [r.ids for r in plain]
-
-
-def test_parts_that_do_not_fit_are_refused_when_the_decoder_is_built() -> None:
-    """S39."""
-    with pytest.raises(ConfigError, match="come together"):
-        Decoder(TARGET, controller=Fixed(2))
-    drafter = METHODS["sd gamma=4"]().drafter
-    with pytest.raises(ConfigError, match="come together"):
-        Decoder(TARGET, drafter)
-    with pytest.raises(ConfigError, match="samples otherwise"):
-        Decoder(TARGET, drafter, Fixed(2), SamplingSettings(temperature=1.0))
-    with pytest.raises(ConfigError, match="record"):
-        Decoder(TARGET, drafter, PreverifierRule(MODULE, gamma_max=4))
-    with pytest.raises(ConfigError, match="gamma out of range"):
-        Fixed(-1)
-
-
-class HostReads(TorchDispatchMode):
-    """Counts what would make a GPU wait: device values read on the host, and shapes that depend on values."""
-
-    SYNC = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "item")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        by_mask = name.startswith("index") and any(
-            isinstance(i, Tensor) and i.dtype == torch.bool
-            for arg in args[1:2] if isinstance(arg, list | tuple) for i in arg
-        )  # fmt: skip
-        if name.startswith(self.SYNC) or by_mask:
-            self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(1.0, top_k=20, top_p=0.9, repetition_penalty=1.2)])
-@pytest.mark.parametrize("batch", [1, 4])
-def test_two_host_reads_per_round_at_most(batch: int, sampling: SamplingSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever γ and batch; a rule that asks per block reads once more for each block."""
-    reads = HostReads()
-
-    def counting(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            if args[0].device.type != "cpu" or args[0].numel():
-                reads.count += 1
-            return plain(*args, **kwargs)
-
-        return read
-
-    for name in ("tolist", "numpy", "cpu"):
-        monkeypatch.setattr(Tensor, name, counting(getattr(Tensor, name)))
-    requests = _requests(20)[:batch]
-    for gamma in (1, 6):
-        decoder = make_decoder(TARGET, DRAFT, Fixed(gamma), sampling)
-        per_round: list[int] = []
-        one_round = decoder._round
-
-        def counted(rows: Any, on_commit: Any, one_round: Any = one_round, per_round: list[int] = per_round) -> None:
-            before = reads.count
-            one_round(rows, on_commit)
-            per_round.append(reads.count - before)
-
-        decoder._round = counted  # type: ignore[method-assign]  # a spy
-        with reads:
-            decoder.generate(requests)
-        assert per_round and 1 <= max(per_round) <= 2, per_round
-    rule = PreverifierRule(MODULE, b=2, t0=0.0, gamma_max=6)
-    decoder = make_decoder(TARGET, DRAFT, rule, sampling)
-    with reads:
-        reads.count = 0
-        results = decoder.generate(requests)
-    rounds = max(len(r.rounds) for r in results)
-    assert reads.count <= rounds * (2 + rule.gamma_max // rule.b)

@@ -30,10 +30,10 @@ from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
 
 PROMPTS = prompts([5, 12, 8, 1])
-REFERENCE = tiny_model()
-TARGET, DRAFT = tiny_stack(), Stack(near(tiny_model()))
+REFERENCE = tiny_model(layers=2)
+TARGET, DRAFT = tiny_stack(layers=2), Stack(near(tiny_model(layers=2)))
 MODULE = make_preverifier(DRAFT)
-NEW = 24
+NEW = 18
 OUTPUTS = [plain_greedy(REFERENCE, prompt, NEW) for prompt in PROMPTS]
 METHODS = ["ar", "sd", "self", "pacer"]
 
@@ -49,7 +49,7 @@ def _requests(new: int = NEW, **options: Any) -> list[Request]:
     return [Request(f"r{i}", prompt, new, **options) for i, prompt in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 10, NEW - 1])
+@pytest.mark.parametrize("place", [0, 1, 3, 4, 10, NEW - 1])
 @pytest.mark.parametrize("name", METHODS)
 def test_the_output_ends_at_the_first_stop_id(name: str, place: int) -> None:
     """S29, S33: anywhere in a block or from the prefill, equal to transformers' generate; other rows go on."""
@@ -128,7 +128,7 @@ def test_rows_end_at_their_own_time() -> None:
 def test_the_targets_context_ends_the_output(name: str, batch: int) -> None:
     """S37: no draft reaches beyond it, and no row is disturbed by one that fills its own."""
     context = 20
-    target, draft = tiny_stack(context=context), Stack(near(tiny_model(context=context)))
+    target, draft = tiny_stack(layers=2, context=context), Stack(near(tiny_model(layers=2, context=context)))
     draft = target if name == "self" else draft
     controller = PreverifierRule(make_preverifier(draft), b=2, t0=0.0, gamma_max=6) if name == "pacer" else Fixed(4)
     decoder = make_decoder(target, draft, None if name == "ar" else controller)
@@ -142,10 +142,10 @@ def test_the_targets_context_ends_the_output(name: str, batch: int) -> None:
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(1.0, top_k=1)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["sd", "pacer"])
 @pytest.mark.parametrize("context", [4, 9, 13])
-def test_past_the_drafts_context_decoding_goes_on_without_it(name: str, context: int, sampling: SamplingSettings) -> None:
+def test_past_the_drafts_context_decoding_goes_on(name: str, context: int, sampling: SamplingSettings) -> None:
     """S37: γ shrinks to the room left, then speculation is off, with one warning in all; some prompts are longer than
     the draft's context from the start."""
-    draft = Stack(near(tiny_model(context=context)))
+    draft = Stack(near(tiny_model(layers=2, context=context)))
     rule = PreverifierRule(make_preverifier(draft), b=2, t0=0.0, gamma_max=5)
     decoder = make_decoder(TARGET, draft, Fixed(4) if name == "sd" else rule, sampling)
     with warnings.catch_warnings(record=True) as caught:
@@ -159,14 +159,17 @@ def test_past_the_drafts_context_decoding_goes_on_without_it(name: str, context:
                     assert len(line["drafted"]) <= room
                     if room == 0:
                         assert line["stop"] in ("context", "budget") and line["drafted"] == []
-            assert any(0 < len(line["drafted"]) < 4 and line["stop"] == "context" for r in results for line in r.rounds[1:])
+            cut = [line for r in results for line in r.rounds[1:] if line["stop"] == "context"]
+            assert any(0 < len(line["drafted"]) < 4 for line in cut)
     ours = [w for w in caught if "draft model's context" in str(w.message)]
     assert len(ours) == 1 and str(context) in str(ours[0].message)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "new"), [([], 5), ([1] * 128, 5), ([1] * 200, 5), ([1, 2], 0), ([1, 2], -3)], ids=["empty", "full", "long", "0", "-3"]
-)  # fmt: skip
+    ("prompt", "new"),
+    [([], 5), ([1] * 128, 5), ([1] * 200, 5), ([1, 2], 0), ([1, 2], -3)],
+    ids=["empty", "full", "long", "no budget", "negative budget"],
+)
 @pytest.mark.parametrize("name", ["ar", "sd"])
 def test_requests_that_do_not_fit_are_refused_by_name(name: str, prompt: list[int], new: int) -> None:
     with pytest.raises(ConfigError, match="request odd does not fit"):
@@ -187,5 +190,6 @@ def test_a_stop_id_from_the_prefill_ends_the_output(temperature: float) -> None:
     table = torch.full((3, 3), -1e9)
     table[:, 2] = 0.0
     stack = Stack(table_model(table))
-    result = make_decoder(stack, stack, Fixed(3), SamplingSettings(temperature)).generate([Request("t", [0], 9, frozenset([2]))])[0]
+    decoder = make_decoder(stack, stack, Fixed(3), SamplingSettings(temperature))
+    result = decoder.generate([Request("t", [0], 9, frozenset([2]))])[0]
     assert result.ids == [2] and result.finish == "eos" and len(result.rounds) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacer.data.batching import Loader, token_batches
@@ -16,6 +16,7 @@ from pacer.data.packing import first_fit
 LENGTHS = st.lists(st.integers(1, 300), max_size=60)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 300))
 def test_first_fit(lengths: list[int], capacity: int) -> None:
     bins = first_fit(lengths, capacity)
@@ -29,6 +30,7 @@ def test_first_fit(lengths: list[int], capacity: int) -> None:
     assert bins == first_fit(lengths, capacity)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 900), st.integers(0, 3), st.integers(1, 3))
 def test_token_batches(lengths: list[int], budget: int, seed: int, epochs: int) -> None:
     batches = token_batches(lengths, budget, seed=seed, epochs=epochs)
@@ -55,6 +57,7 @@ def test_neighbours_in_length_share_a_batch() -> None:
     assert padded == sum(lengths)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(1, 8), min_size=1, max_size=5)), max_size=25))
 def test_packed_batches(sizes: list[tuple[int, list[int]]]) -> None:
     from pacer.training.preverifier_run import packed_batches  # Lightning takes seconds to import

@@ -94,7 +94,7 @@ IDS = st.lists(st.integers(0, 12), max_size=5)
 def test_any_history_of_ragged_reads_and_rollbacks_equals_one_pass(
     history: list[tuple[list[list[int]], list[int]]], chunk: int
 ) -> None:
-    """Rows of different lengths, empty rows, prompts in chunks; every state equals that of the row read alone at once."""
+    """Rows of different lengths, empty rows, prompts in chunks; every state is that of the row read alone at once."""
     rows = len(history[0][0])
     lane, texts = Lane(STACK), [[] for _ in range(rows)]
     lane.reset(rows, 25)
@@ -122,8 +122,7 @@ def test_padding_never_touches_another_entry() -> None:
     lane.reset(2, 8)
     _feed(lane, [[1, 2, 3, 4, 5, 6, 7, 8], [1]])
     before = lane.cache.keys.clone()
-    _feed_row_1_only = [[], [4, 5]]
-    _feed(lane, _feed_row_1_only)
+    _feed(lane, [[], [4, 5]])
     changed = (lane.cache.keys != before).any(-1).any(-1).any(0)  # (R, T + 1)
     assert changed[0, :8].sum() == 0 and changed[1].nonzero().flatten().tolist() == [1, 2]
     assert lane.lengths == [8, 3]

@@ -152,7 +152,8 @@ def test_each_position_has_seen_its_prefix_and_the_drafts_before_it(data: st.Dat
     seen = torch.tensor([[i in p for i in range(vocab)] for p in prefix]).reshape(rows, vocab)
     before = seen.clone()
     found = seen_before(seen, torch.tensor(draft, dtype=torch.long).reshape(rows, g))
-    wanted = [[[i in p or i in d[:k] for i in range(vocab)] for k in range(g + 1)] for p, d in zip(prefix, draft, strict=True)]
+    pairs = zip(prefix, draft, strict=True)
+    wanted = [[[i in p or i in d[:k] for i in range(vocab)] for k in range(g + 1)] for p, d in pairs]
     assert found.tolist() == wanted
     assert torch.equal(seen, before)
 

@@ -130,6 +130,21 @@ def test_survival_and_conditional_labels() -> None:
     assert used.long().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]  # none after the first rejection
 
 
+def test_trimmed_rounds_end_after_the_first_rejection() -> None:
+    text = written(COUNT)[7]
+    rounds = rounds_at(text, list(range(1, 36)), 8, STOPS)
+    trimmed = rounds.trimmed(2)
+    assert trimmed.counts.tolist() == [
+        min(count, kept + 3) for count, kept in zip(rounds.counts.tolist(), rounds.accepted.tolist(), strict=True)
+    ]
+    assert trimmed.counts.sum() < rounds.counts.sum()
+    place = torch.arange(8)
+    for kind in ("survival", "conditional"):
+        (labels, used), (whole, before) = trimmed.labels(kind), rounds.labels(kind)
+        assert torch.equal(labels, whole) and torch.equal(used, before & (place < trimmed.counts[:, None]))
+    assert torch.equal(rounds.trimmed(8).counts, rounds.counts)
+
+
 def test_starts_are_a_texts_own() -> None:
     settings = LabelSettings(starts="uniform", starts_per_text=7, seed=3)
     texts = written(COUNT)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -24,6 +24,7 @@ def test_values() -> None:
     assert warmup_cosine(0, 1, 1) == 1.0
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.floats(0, 1))
 def test_shape(total: int, share: float) -> None:
     warmup = max(1, round(share * total))
@@ -41,8 +42,8 @@ def test_groups_and_rates() -> None:
         {"layer": nn.Linear(3, 2), "norm": nn.LayerNorm(2), "projection": square, "frozen": nn.Linear(2, 2)}
     )
     model["frozen"].requires_grad_(False)
-    settings = TrainerSettings(lr=0.1, weight_decay=0.3, betas=[0.8, 0.9], warmup=0.2)
-    found = adamw(model.named_parameters(), settings, total=10, slow=("projection",))
+    chosen = TrainerSettings(lr=0.1, weight_decay=0.3, betas=[0.8, 0.9], warmup=0.2)
+    found = adamw(model.named_parameters(), chosen, total=10, slow=("projection",))
     optimizer = found["optimizer"]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = {

@@ -59,9 +59,7 @@ def alone(module: Preverifier, text: Text, rounds: Rounds, s: int) -> Tensor:
     index = (places - start + 1).clamp_min(0)
     pad = [F.pad(x[s : s + 1, :count], (start, 0)) for x in (rounds.logprob, rounds.entropy)]
     features = module.select(*pad, index)
-    hidden = module.stack.run(
-        module.entries(produced, ids, index, features), 0, module.stack.n_layers, places, mask
-    )
+    hidden = module.stack.run(module.entries(produced, ids, index, features), 0, module.stack.n_layers, places, mask)
     return module.logits(hidden, features)[0, start:]
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import draft, path, requests, target, written
 from tiny import make_decoder, make_preverifier
@@ -44,6 +44,7 @@ def literal(
         blocks += 1
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_blockwise_is_the_rule(data: st.DataObject) -> None:
     width = data.draw(st.integers(1, 9))

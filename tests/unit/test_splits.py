@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacer.data.splits import is_tuning, part_of
@@ -38,6 +38,7 @@ def test_the_two_splits_are_independent() -> None:
     assert all(abs(counts[part] / len(tuning) - share) < 0.06 for part, share in PARTS.items())
 
 
+@settings(deadline=None)
 @given(st.text(), st.dictionaries(st.sampled_from("abcd"), st.floats(0, 10), min_size=1))
 def test_every_id_has_a_part(name: str, parts: dict[str, float]) -> None:
     part = part_of(name, parts)

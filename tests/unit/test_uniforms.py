@@ -18,10 +18,14 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 def _table(purpose: int, rows: int = 64, rounds: int = 16, offsets: int = 16, seed: int = 0) -> torch.Tensor:
     """``(rows, rounds, offsets)`` numbers of as many requests."""
     keys = torch.tensor([request_key(seed, f"r{i}") for i in range(rows)]).repeat_interleave(rounds)
-    return uniforms(keys, torch.arange(rounds).repeat(rows), torch.arange(offsets), purpose).reshape(rows, rounds, offsets)
+    table = uniforms(keys, torch.arange(rounds).repeat(rows), torch.arange(offsets), purpose)
+    return table.reshape(rows, rounds, offsets)
 
 
-@given(st.lists(st.tuples(INT64, st.integers(0, 10**6)), min_size=1, max_size=6), st.integers(1, 9), st.sampled_from([1, 2, 3]))
+COUNTERS = st.lists(st.tuples(INT64, st.integers(0, 10**6)), min_size=1, max_size=6)
+
+
+@given(COUNTERS, st.integers(1, 9), st.sampled_from([DRAFT, ACCEPT, NEXT]))
 def test_a_number_depends_on_its_own_counters_only(pairs: list[tuple[int, int]], n: int, purpose: int) -> None:
     keys, rounds = (torch.tensor(column) for column in zip(*pairs, strict=True))
     batch = uniforms(keys, rounds, torch.arange(n), purpose)
@@ -45,10 +49,15 @@ def test_neighbours_are_independent() -> None:
     """Pairs along requests, rounds, offsets, purposes and seeds fall evenly on an 8 × 8 grid."""
     draft, accept, following = (_table(purpose) for purpose in (DRAFT, ACCEPT, NEXT))
     pairs = {
-        "requests": (draft[1:], draft[:-1]), "rounds": (draft[:, 1:], draft[:, :-1]), "diagonal": (draft[:, 1:, :-1], draft[:, :-1, 1:]),
-        "offsets": (draft[:, :, 1:], draft[:, :, :-1]), "draft, accept": (draft, accept), "accept, next": (accept, following),
-        "draft, next": (draft, following), "seeds": (draft, _table(DRAFT, seed=1)),
-    }  # fmt: skip
+        "requests": (draft[1:], draft[:-1]),
+        "rounds": (draft[:, 1:], draft[:, :-1]),
+        "offsets": (draft[:, :, 1:], draft[:, :, :-1]),
+        "rounds and offsets": (draft[:, 1:, :-1], draft[:, :-1, 1:]),
+        "draft and accept": (draft, accept),
+        "accept and next": (accept, following),
+        "draft and next": (draft, following),
+        "seeds": (draft, _table(DRAFT, seed=1)),
+    }
     for name, (x, y) in pairs.items():
         cells = (x * 8).long().flatten() * 8 + (y * 8).long().flatten()
         assert chi_square(torch.bincount(cells, minlength=64).tolist(), [1 / 64] * 64) > ALPHA, name

@@ -82,7 +82,7 @@ def test_one_verified_token_is_distributed_as_the_target(seed: int, certain: boo
 
 @pytest.mark.parametrize("seed", range(3))
 def test_verified_chains_have_the_targets_joint_distribution(seed: int) -> None:
-    """Drafts of 0 … 3 tokens per row from one table, verified against another: the joint law of the first two tokens."""
+    """Drafts of 0 … 3 tokens per row from one table, verified against another: the law of the first two tokens."""
     vocab, g = 4, 3
     p_table, q_table = _distributions((vocab, vocab), seed), _distributions((vocab, vocab), seed + 50)
     u = _uniforms((2 * g + 2, DRAWS), seed + 9)
@@ -107,8 +107,14 @@ PROBS = st.lists(st.one_of(st.just(0.0), st.floats(2**-20, 1, width=32)), min_si
 EDGES = st.one_of(st.sampled_from([0.0, BELOW_ONE]), st.floats(0, BELOW_ONE))
 
 
-@given(st.lists(PROBS, min_size=3, max_size=3), st.lists(PROBS, min_size=2, max_size=2), st.booleans(),
-       st.lists(st.integers(0, 4), min_size=2, max_size=2), st.lists(EDGES, min_size=3, max_size=3), st.integers(0, 2))  # fmt: skip
+@given(
+    st.lists(PROBS, min_size=3, max_size=3),
+    st.lists(PROBS, min_size=2, max_size=2),
+    st.booleans(),
+    st.lists(st.integers(0, 4), min_size=2, max_size=2),
+    st.lists(EDGES, min_size=3, max_size=3),
+    st.integers(0, 2),
+)
 def test_an_impossible_token_is_never_emitted(
     p_rows: list[list[float]], q_rows: list[list[float]], certain: bool, draft: list[int], u: list[float], count: int
 ) -> None:

@@ -42,7 +42,13 @@ class PreverifierRule:
     stop, full = "controller", "gamma_max"
 
     def __init__(
-        self, module: Preverifier, b: int = 2, t0: float = 0.5, rho: float = 1.0, gamma_max: int = 16, rule: str = "mean"
+        self,
+        module: Preverifier,
+        b: int = 2,
+        t0: float = 0.5,
+        rho: float = 1.0,
+        gamma_max: int = 16,
+        rule: str = "mean",
     ) -> None:
         for name, value, ok, allowed in (
             ("b", b, b >= 1, "≥ 1"),
