@@ -125,7 +125,7 @@ class Remembers(Rule):
 def test_a_controller_that_remembers_lost_draws_keeps_the_distribution(gamma_max: int) -> None:
     """A place drafted again gets fresh numbers; the same ones again would tell the controller what it will draw."""
     decoder = make_decoder(TABLE, FAR, Remembers(lambda ids: ids, gamma_max), WARM)
-    results = generate(decoder, _requests(DRAWS, [2, 0], 6), BATCH)
+    results = generate(decoder, _requests(DRAWS, [2, 0], 8), BATCH)
     assert chi_square(_joint(results, VOCAB, 3), _law(TABLE, [2, 0], 3, WARM).tolist()) > ALPHA
     ended = {line["stop"] for r in results for line in r.rounds[2:]}
     assert {"controller", "gamma_max"} <= ended
