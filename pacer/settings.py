@@ -100,10 +100,10 @@ class LabelSettings:
 class CostSettings:
     """Costs in units of one single-token target pass, as `pacer.profile` measures them; used to simulate speed."""
 
-    draft: float = 0.15  # one draft pass
-    preverify: float = 0.035  # one pre-verifier call
-    token: float = 0.012  # each further token the target verifies
-    rest: float = 0.03  # everything else in a round
+    draft: float = 0.16  # one draft pass
+    preverify: float = 0.036  # one pre-verifier call
+    token: float = 0.004  # each further token the target verifies
+    rest: float = 0.02  # everything else in a round
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pacer.settings import SamplingSettings
 def check_sampling(sampling: SamplingSettings) -> None:
     """Refuse values outside their ranges."""
     ranges = {
-        "temperature": (sampling.temperature >= 0, "≥ 0"),
+        "temperature": (sampling.temperature == 0 or sampling.temperature >= 1e-6, "0 (greedy) or ≥ 1e-6"),
         "top_k": (sampling.top_k >= 0, "≥ 0 (0: off)"),
         "top_p": (0 < sampling.top_p <= 1, "in (0, 1]"),
         "repetition_penalty": (sampling.repetition_penalty > 0, "> 0"),

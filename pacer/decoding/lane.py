@@ -25,6 +25,8 @@ class Lane:
         """Empty, with room for ``capacity`` tokens in each of ``rows`` rows; memory is kept where it is enough."""
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
             self._cache = self.stack.new_cache(rows, capacity, self.a, self.b)
+        else:
+            self._cache.clear()  # a mask hides old entries, but not NaN
         self.lengths = [0] * rows
 
     @property

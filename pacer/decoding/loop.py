@@ -15,7 +15,7 @@ from pacer.decoding.controllers.base import Controller
 from pacer.decoding.distributions import check_sampling, penalised, probabilities, seen_before
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.lane import Lane, padded
-from pacer.decoding.propose import Draft, Proposer, no_draft
+from pacer.decoding.propose import Draft, Proposer, is_stop, no_draft
 from pacer.decoding.request import Request, Result, Row
 from pacer.decoding.trace import round_line
 from pacer.decoding.uniforms import ACCEPT, NEXT, request_key, uniforms
@@ -53,6 +53,8 @@ class Decoder:
             raise ConfigError("a drafter and a controller come together", value=f"{drafter}, {controller}")
         if drafter is not None and drafter.sampling != self.sampling:
             raise ConfigError("the drafter samples otherwise than the decoder", value=drafter.sampling)
+        if drafter is not None and controller is not None and controller.reads_record and not drafter.keeps_record:
+            raise ConfigError("the controller reads the drafter's record", remedy="build the drafter with record=True")
         self.target, self.drafter, self.controller, self.decode = target, drafter, controller, decode
         self.lane, self.clock = Lane(target), Clock(target.device)
         self.proposer: Proposer | None = None
@@ -67,6 +69,8 @@ class Decoder:
         Args:
             on_commit: called after each round with the row and its trace line, for streaming.
         """
+        if not requests:
+            return []
         rows = [Row(r, list(r.prompt_ids), request_key(self.sampling.seed, r.id)) for r in requests]
         self._begin(rows)
         self._prefill(rows, on_commit)
@@ -86,8 +90,9 @@ class Decoder:
                 )
         capacity = max(min(len(row.committed) + row.left, self.target.context) for row in rows)
         self.lane.reset(len(rows), capacity)
-        ids = {i for row in rows for i in row.request.stop_ids}
-        self._stop_ids = torch.tensor(sorted(ids), dtype=torch.long, device=self.target.device)
+        most = max(len(row.request.stop_ids) for row in rows)
+        stops = [[*sorted(row.request.stop_ids), *[-1] * (most - len(row.request.stop_ids))] for row in rows]
+        self._stop_ids = torch.tensor(stops, dtype=torch.long, device=self.target.device)  # (B, K): each row its own
         if self.proposer is not None:
             self.proposer.reset(rows, capacity, self._stop_ids)
         self._seen: Tensor | None = None
@@ -183,7 +188,7 @@ class Decoder:
         device, g = logits.device, draft.tokens.shape[1]
         counts = torch.tensor(draft.counts, device=device)
         if g:  # nothing after a stop id can matter: accepted, it ends the output; rejected, the rest falls with it
-            counts = torch.minimum(counts, leading(~torch.isin(draft.tokens, self._stop_ids)) + 1)
+            counts = torch.minimum(counts, leading(~is_stop(draft.tokens, self._stop_ids)) + 1)
         if self._seen is not None:
             logits = penalised(logits, seen_before(self._seen, draft.tokens), self.sampling.repetition_penalty)
         top, argmax = logits.max(-1)

@@ -33,6 +33,11 @@ def no_draft(rows: int, stops: list[str], device: torch.device) -> Draft:
     return Draft(torch.empty(rows, 0, dtype=torch.long, device=device), None, None, [0] * rows, stops)
 
 
+def is_stop(tokens: Tensor, stop_ids: Tensor) -> Tensor:
+    """Which tokens ``(B, g)`` are stop ids of their own row ``(B, K)`` (padded with −1)."""
+    return (tokens[..., None] == stop_ids[:, None]).any(-1)
+
+
 class Proposer:
     """A drafter and its controller on a batch.
 
@@ -114,11 +119,12 @@ class Proposer:
     ) -> tuple[list[bool], list[str]]:
         """Ask the controller about the block just drawn; one host read where the answer depends on the device."""
         go_on, block_scores = self.controller.judge(self.drafter.record, rows, len(tokens), open_rows)
-        if block_scores is not None:
-            scores.append(block_scores)
+        if block_scores is not None:  # a row that ended inside the block was not read: it has no estimate there
+            judged = torch.tensor(open_rows, device=block_scores.device)[:, None]
+            scores.append(block_scores.masked_fill(~judged, torch.nan))
         if go_on is None:
             return open_rows, stops
-        ended = torch.isin(torch.cat(tokens, 1), self._stop_ids).any(1)
+        ended = is_stop(torch.cat(tokens, 1), self._stop_ids).any(1)
         answer = torch.stack([go_on, ended]).tolist()
         self.clock.lap("preverify")
         still, reasons = list(open_rows), list(stops)

@@ -81,10 +81,16 @@ class Row:
         if self.request.stop:
             if decode is None:
                 raise PacerError("stop strings need a tokenizer", value=self.request.stop, remedy="pass decode=")
-            # a match ends in the last token: a window as long as the longest string, in tokens, holds it
-            window = self.output[-max(len(s.encode()) for s in self.request.stop) - 8 :]
-            if any(s in decode(window) for s in self.request.stop):
+            text = self._tail(decode, max(len(s.encode()) for s in self.request.stop))
+            if any(s in text for s in self.request.stop):
                 return "stop_string"
         if self.left <= 0:
             return "length"
         return "context" if len(self.committed) >= context else None
+
+    def _tail(self, decode: Callable[[Sequence[int]], str], size: int) -> str:
+        """Text of the last tokens, at least ``size`` bytes of it: a match ends in the last token. Some have no text."""
+        output, tokens = self.output, size + 8
+        while len((text := decode(output[-tokens:])).encode()) < size + 8 and tokens < len(output):
+            tokens *= 2
+        return text

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pacer.errors import ConfigError
+from pacer.errors import ConfigError, MismatchError
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
 from pacer.models.stack import Stack
 
@@ -33,9 +33,10 @@ def frequent_ids(texts: Iterable[Sequence[int]], size: int, always: Iterable[int
     """
     if size <= 0 or size >= vocab_size:
         return torch.arange(vocab_size)
+    always = list(always)
     counts = Counter(i for text in texts for i in text)
     order = [*dict.fromkeys([*always, *(i for i, _ in counts.most_common()), *range(vocab_size)])]
-    return torch.tensor(sorted(order[:size]))
+    return torch.tensor(sorted(order[: max(size, len(set(always)))]))
 
 
 class TrainableDraft(nn.Module):
@@ -117,6 +118,8 @@ def load_draft(folder: Path, target: Stack) -> TrainableDraft:
     """
     tensors, config = load_checkpoint(folder, KIND)
     check_identity(config["target"], target, f"draft {folder.name}")
+    if "head_ids" not in tensors:
+        raise MismatchError(f"draft {folder.name} does not fit", value={"missing": ["head_ids"]})
     draft = TrainableDraft(target, config["layers"], tensors.pop("head_ids").long())
     load_exactly(draft, tensors, f"draft {folder.name}")
     return draft

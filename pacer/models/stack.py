@@ -97,6 +97,14 @@ def check_supported(config: Any) -> Family:
             allowed="full attention in every layer",
             remedy="use a checkpoint without sliding-window or recurrent layers",
         )
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = rope.get("rope_type")
+    if scaling in ("dynamic", "longrope"):
+        raise UnsupportedError(
+            "positions that change with the text's length cannot be cached for drafts and batches",
+            value=f"rope_type={scaling}",
+            allowed="default, linear, yarn, llama3",
+        )
     return FAMILIES[kind]
 
 

@@ -89,6 +89,7 @@ class ModelDrafter:
             for row, have, want in zip(rows, self.lane.lengths, wanted, strict=True)
         ]
         ids, counts = padded(fresh, self.stack.device)
+        ids = ids.clamp_max(self.stack.vocab_size - 1)  # a padded id of the target's may be none of the draft's
         self._last = last_of(self._feed(ids, counts), counts)
         self._seen = self._seen_ids(rows) if self.sampling.repetition_penalty != 1.0 else None
         self._bases = torch.tensor([len(row.committed) for row in rows], device=self.stack.device)
@@ -147,4 +148,4 @@ class ModelDrafter:
         seen = torch.zeros(len(rows), self.vocab_size, dtype=torch.bool, device=self.stack.device)
         for i, row in enumerate(rows):
             seen[i, torch.tensor(row.committed, device=seen.device)] = True
-        return seen[:, None] if self._head_ids is None else seen[:, None, self._head_ids]
+        return seen[:, None, : self.stack.vocab_size] if self._head_ids is None else seen[:, None, self._head_ids]
