@@ -150,9 +150,9 @@ class BenchmarkSettings:
 @dataclass
 class ProfileSettings:
     contexts: list[int] = field(default_factory=lambda: [128, 512])
-    batches: list[int] = field(default_factory=lambda: [1])
+    batches: list[int] = field(default_factory=lambda: [1, 4, 16])
     gamma_max: int = 16
-    repeats: int = 10
+    repeats: int = 5
 
 
 @dataclass

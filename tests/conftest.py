@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import absl.logging
 import pytest
 import torch
 
+# rouge_score brings absl, whose log handler closes the stream it was made with once logging is configured anew:
+# that must not be pytest's.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
+# A shell that starts a job in the background tells it to ignore Ctrl-C; tests that send it need the usual handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny models: a second thread costs ten times what it gives on a busy machine
 
 

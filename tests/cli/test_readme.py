@@ -30,7 +30,7 @@ VERBS = commands(r"\.venv/bin/python -m pacer\.")
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("readme")
-    tiny_folder(home / "target")
+    tiny_folder(home / "target", layers=4)
     tiny_folder(home / "small", layers=2, seed=1)
     prompts = "".join(json.dumps({"prompt": text}) + "\n" for text in ("How many?", "Why is the sky blue?"))
     (home / "mine.jsonl").write_text(prompts)

@@ -263,11 +263,11 @@ def test_killed_labels_go_on(home: Path, built: Models, tmp_path: Path, monkeypa
     seen: list[Any] = []
     real = stages.simulate
 
-    def simulate(draft: Any, text: Any, chosen: Any, stops: Any) -> Any:
+    def simulate(draft: Any, text: Any, *rest: Any) -> Any:
         if len(seen) == 3:
             raise KeyboardInterrupt
         seen.append(text.id)
-        return real(draft, text, chosen, stops)
+        return real(draft, text, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(stages, "simulate", simulate)

@@ -66,7 +66,7 @@ def test_the_packaged_draft_agrees_with_the_model(smollm2: Path) -> None:
     results = make_decoder(method_settings("sd gamma=2"), models, GREEDY).generate(_requests(models))
     lines = [line for result in results for line in result.rounds[1:]]
     first = [bool(line["accepted"][0]) for line in lines if line["drafted"]]  # type: ignore[index]
-    assert sum(first) / len(first) > 0.3, "the first drafted token of a round; a random draft has 0.0"
+    assert sum(first) / len(first) > 0.15, "the first drafted token of a round; a random draft has 0.0"
 
 
 def test_simulated_rounds_are_what_decoding_does(smollm2: Path) -> None:

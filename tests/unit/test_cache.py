@@ -117,15 +117,16 @@ def test_any_history_of_ragged_reads_and_rollbacks_equals_one_pass(
             assert lane.lengths == [len(text) for text in texts]
 
 
-def test_padding_never_touches_another_entry() -> None:
+def test_padding_goes_to_the_scratch_place_only() -> None:
+    """Neither over another entry nor behind a row's own length."""
     lane = Lane(STACK)
-    lane.reset(2, 8)
-    _feed(lane, [[1, 2, 3, 4, 5, 6, 7, 8], [1]])
+    lane.reset(3, 12)
+    _feed(lane, [[1, 2, 3, 4, 5, 6, 7, 8], [1], [1] * 11])
     before = lane.cache.keys.clone()
-    _feed(lane, [[], [4, 5]])
+    _feed(lane, [[], [4, 5], [6]])
     changed = (lane.cache.keys != before).any(-1).any(-1).any(0)  # (R, T + 1)
-    assert changed[0, :8].sum() == 0 and changed[1].nonzero().flatten().tolist() == [1, 2]
-    assert lane.lengths == [8, 3]
+    assert [row[:12].nonzero().flatten().tolist() for row in changed] == [[], [1, 2], [11]]
+    assert lane.lengths == [8, 3, 12]
 
 
 def test_memory_is_kept_where_it_is_enough_and_old_entries_are_out_of_sight() -> None:

@@ -114,12 +114,13 @@ def test_a_draw_ends_at_the_first_and_last_possible_id() -> None:
     assert draw(probs, torch.tensor([0.0, 0.25, BELOW_ONE], dtype=torch.float64)).tolist() == [1, 3, 3]
 
 
-def test_a_small_uniform_finds_a_rare_id_of_a_large_vocabulary() -> None:
-    """The sum runs in float64: in float32 an id of 1e-9 behind a sum of 1 would never be drawn."""
-    probs = torch.full((1, 50_000), 1e-9)
-    probs[0, 0] = 1.0
-    uniform = torch.tensor([1 - 1e-9], dtype=torch.float64)
-    assert 49_000 < int(draw(probs, uniform)) < 50_000
+def test_every_rare_id_of_a_large_vocabulary_can_be_drawn() -> None:
+    """The sum runs in float64: in float32 ids of 1e-9 behind a sum of 1 would share one place."""
+    ids = torch.tensor([1, 2, 500, 501, 25_000, 49_999])
+    probs = torch.full((50_000,), 1e-9)
+    probs[0] = 1.0
+    middles = (1 + (ids.double() - 0.5) * 1e-9) / probs.double().sum()
+    assert draw(probs.expand(len(ids), -1), middles).tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 7, 1000])
