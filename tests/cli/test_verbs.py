@@ -51,6 +51,12 @@ def test_every_experiment_trains_one_step(home: Path, experiment: str, capsys: p
     assert json.loads((saved / "config.json").read_text())["steps"] == 1
 
 
+def test_training_logs_to_wandb_offline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    train.main(words(home, "pacer/demo", "logger=wandb", "trainer.seed=1"))
+    assert list((home / "runs" / "stages").glob("*/*/wandb/offline-run-*")), "a folder that wandb sync uploads"
+
+
 def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = '[ar,"sd gamma=2","sd_full gamma=2",pacer,hf_generate,hf_assisted,"hf_assisted gamma=2"]'
     command = words(home, "pacer/demo", f"benchmark.arms={arms}", "benchmark.score=false", "benchmark.limit=2")
