@@ -109,14 +109,15 @@ def check_controller(controller: dict[str, Any] | None, where: str) -> None:
     for key, value in controller.items():
         if key != "kind" and key not in kinds[kind]:
             raise unknown(f"unknown key of controller {kind} in {where}", key, kinds[kind])
-        if key in ("gamma", "gamma_max", "b") and value is not None and not (type(value) is int and value >= 1):
-            raise ConfigError(f"{key} in {where}", value=value, allowed="whole numbers ≥ 1")
+        least = 0 if key == "gamma" else 1  # γ = 0 is a window: it never drafts
+        if key in ("gamma", "gamma_max", "b") and value is not None and not (type(value) is int and value >= least):
+            raise ConfigError(f"{key} in {where}", value=value, allowed=f"whole numbers ≥ {least}")
         if key == "t0" and value is not None and not (_is_number(value) and 0 <= value <= 1):
             raise ConfigError(f"t0 in {where}", value=value, allowed="[0, 1]")
         if key == "rho" and value is not None and not (_is_number(value) and value > 0):
             raise ConfigError(f"rho in {where}", value=value, allowed="> 0")
-        if key == "rule" and value not in ("mean", "product"):
-            raise ConfigError(f"rule in {where}", value=value, allowed=("mean", "product"))
+        if key == "rule" and value not in ("mean", "min", "product"):
+            raise ConfigError(f"rule in {where}", value=value, allowed=("mean", "min", "product"))
 
 
 def _is_number(value: object) -> bool:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from tiny import generate, make_decoder, near, prompts, tiny_model
+from tests.tiny import generate, make_decoder, near, prompts, tiny_model
 
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds, draft_rounds

@@ -26,7 +26,7 @@ class Lane:
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
             self._cache = self.stack.new_cache(rows, capacity, self.a, self.b)
         else:
-            self._cache.clear()  # a mask hides old entries, but not NaN
+            self._cache.clear(rows, capacity)  # a mask hides old entries, but not NaN
         self.lengths = [0] * rows
 
     @property

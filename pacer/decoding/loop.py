@@ -119,6 +119,7 @@ class Decoder:
     def _finish(self, rows: list[Row], draft: Draft, on_commit: OnCommit | None) -> None:
         """Verify a draft, commit what survives, roll back the rest, write the trace."""
         live = [row.finish is None for row in rows]
+        alive = sum(live)
         logits = self._read_target(rows, draft, live)
         accepted, following, counts, bad = self._verdict(rows, draft, logits)
         scores = draft.scores if draft.scores is not None else torch.empty(len(rows), 0, device=logits.device)
@@ -137,7 +138,7 @@ class Decoder:
             drafted = [int(v) for v in values[i][4 : 4 + min(count, draft.counts[i])]]
             emitted = row.commit([*drafted[:accept], token], self.target.context, self.decode)
             stop = "eos" if count < draft.counts[i] else draft.stops[i]
-            line = round_line(row, before[i], drafted, values[i][4 + g :], accept, emitted, stop, sum(live))
+            line = round_line(row, before[i], drafted, values[i][4 + g :], accept, emitted, stop, alive)
             row.trace.append(line)
             lines.append((row, line))
             verified[i] += accept
@@ -148,10 +149,11 @@ class Decoder:
             self.proposer.end(before, verified)
         self.clock.lap("rest")
         seconds = self.clock.read()
+        wall = sum(seconds.values())
         for row, line in lines:
-            line["time"] = {phase: value / sum(live) for phase, value in seconds.items()}
-            row.seconds += sum(seconds.values()) / sum(live)
-            row.latency += sum(seconds.values())
+            line["time"] = {phase: value / alive for phase, value in seconds.items()}
+            row.seconds += wall / alive
+            row.latency += wall
             row.rounds += 1
             if on_commit is not None:
                 on_commit(row, line)

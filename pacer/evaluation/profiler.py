@@ -94,7 +94,10 @@ def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) 
 
 
 def _timed(run: Callable[[], Tensor], device: torch.device, times: int) -> float:
-    """Milliseconds of a pass, over ``times`` in a row."""
+    """Milliseconds of a pass, over ``times`` in a row, after one untimed: other parts have just used the caches."""
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(times):
         run()

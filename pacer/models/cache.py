@@ -68,10 +68,11 @@ class ContiguousCache:
         store.flatten(0, 1).index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
         return store[: self._rows, : self._extent].transpose(1, 2)
 
-    def clear(self) -> None:
-        """Zero everything. A masked NaN would still reach every query: 0 · NaN = NaN."""
-        self.keys.zero_()
-        self.values.zero_()
+    def clear(self, rows: int, capacity: int) -> None:
+        """Zero what will be used. A masked NaN would still reach every query: 0 · NaN = NaN."""
+        for store in (self.keys, self.values):
+            store[:, :rows, :capacity].zero_()
+            store[:, :rows, self.capacity].zero_()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """What transformers sees as the past length; only asked where no explicit mask was given."""

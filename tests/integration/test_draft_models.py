@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny import VOCAB, generate, make_decoder, make_preverifier, near, plain_greedy, prompts, tiny_model, tiny_stack
+from tests.tiny import VOCAB, generate, make_decoder, make_preverifier, near, plain_greedy, prompts, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding.controllers.fixed import Fixed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+from tests.tiny import (
     VOCAB,
     make_decoder,
     make_preverifier,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import (
+from tests.tiny import (
     Rule,
     generate,
     hf_generate,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+from tests.tiny import (
     Rule,
     generate,
     make_decoder,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import (
+from tests.tiny import (
     generate,
     hf_generate,
     make_decoder,

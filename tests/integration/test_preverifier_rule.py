@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack
+from tests.tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block_value

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
+from tests.tiny import VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel
 

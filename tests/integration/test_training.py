@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from texts import draft, path, requests, rounds_at, target, written
-from tiny import generate, make_decoder, make_preverifier, near, tiny_model, tiny_stack
+from tests.texts import draft, path, requests, rounds_at, target, written
+from tests.tiny import generate, make_decoder, make_preverifier, near, tiny_model, tiny_stack
 from torch import Tensor, nn
 
 from pacer.assemble import Models

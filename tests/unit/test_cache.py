@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import make_decoder, make_preverifier, near, tiny_model, tiny_stack
+from tests.tiny import make_decoder, make_preverifier, near, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding import lane as lane_module
@@ -121,12 +121,13 @@ def test_padding_goes_to_the_scratch_place_only() -> None:
     """Neither over another entry nor behind a row's own length."""
     lane = Lane(STACK)
     lane.reset(3, 12)
-    _feed(lane, [[1, 2, 3, 4, 5, 6, 7, 8], [1], [1] * 11])
-    before = lane.cache.keys.clone()
-    _feed(lane, [[], [4, 5], [6]])
-    changed = (lane.cache.keys != before).any(-1).any(-1).any(0)  # (R, T + 1)
-    assert [row[:12].nonzero().flatten().tolist() for row in changed] == [[], [1, 2], [11]]
-    assert lane.lengths == [8, 3, 12]
+    for rows, lengths in (([[1, 2, 3], [1], [1] * 11], [3, 1, 11]), ([[], [4, 5], [6]], [3, 3, 12])):
+        before = lane.cache.keys.clone()
+        _feed(lane, rows)
+        changed = (lane.cache.keys != before).any(-1).any(-1).any(0)  # (R, T + 1)
+        new = [list(range(n - len(ids), n)) for ids, n in zip(rows, lengths, strict=True)]
+        assert [row[:12].nonzero().flatten().tolist() for row in changed] == new
+        assert lane.lengths == lengths
 
 
 def test_memory_is_kept_where_it_is_enough_and_old_entries_are_out_of_sight() -> None:

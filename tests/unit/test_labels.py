@@ -7,8 +7,8 @@ import json
 
 import pytest
 import torch
-from texts import draft, path, reduced_draft, requests, rounds_at, target, written
-from tiny import generate, make_decoder, plain_greedy
+from tests.texts import draft, path, reduced_draft, requests, rounds_at, target, written
+from tests.tiny import generate, make_decoder, plain_greedy
 
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds, choose_starts, draft_rounds, from_line, simulate, to_line, walk

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from texts import draft, path, rounds_at, target, written
-from tiny import make_decoder, make_preverifier
+from tests.texts import draft, path, rounds_at, target, written
+from tests.tiny import make_decoder, make_preverifier
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 

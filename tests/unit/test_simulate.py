@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from texts import draft, path, requests, target, written
-from tiny import make_decoder, make_preverifier
+from tests.texts import draft, path, requests, target, written
+from tests.tiny import make_decoder, make_preverifier
 from torch import Tensor
 
 from pacer.data.labels import draft_rounds
