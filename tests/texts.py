@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from tests.tiny import generate, make_decoder, near, prompts, tiny_model
 
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds, draft_rounds
 from pacer.decoding.request import Request, Result
 from pacer.models.draft import TrainableDraft
 from pacer.models.stack import Stack
+from tests.tiny import generate, make_decoder, near, prompts, tiny_model
 
 NEW = 36
 

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.tiny import VOCAB, generate, make_decoder, make_preverifier, near, plain_greedy, prompts, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding.controllers.fixed import Fixed
@@ -27,6 +26,17 @@ from pacer.models.draft import TrainableDraft, frequent_ids, load_draft, save_dr
 from pacer.models.preverifier import load_preverifier, save_preverifier
 from pacer.models.stack import FAMILIES, Stack, causal_mask
 from pacer.settings import SamplingSettings
+from tests.tiny import (
+    VOCAB,
+    generate,
+    make_decoder,
+    make_preverifier,
+    near,
+    plain_greedy,
+    prompts,
+    tiny_model,
+    tiny_stack,
+)
 
 ALL = torch.arange(VOCAB)
 SOME = torch.tensor([0, 3, 4, 10, 11, 42, 50, 51, 52, 77, 90, 96])

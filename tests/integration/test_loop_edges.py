@@ -9,6 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pacer.decoding.controllers.fixed import Fixed
+from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.loop import Decoder
+from pacer.decoding.request import Request
+from pacer.errors import ConfigError, DecodingError
+from pacer.models.stack import Stack
+from pacer.settings import SamplingSettings
 from tests.tiny import (
     VOCAB,
     make_decoder,
@@ -21,16 +31,6 @@ from tests.tiny import (
     tiny_model,
     tiny_stack,
 )
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.loop import Decoder
-from pacer.decoding.request import Request
-from pacer.errors import ConfigError, DecodingError
-from pacer.models.stack import Stack
-from pacer.settings import SamplingSettings
 
 LAYERS = 2
 PROMPTS = prompts([5, 14, 8, 1])

@@ -9,6 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from pacer.decoding import lane as lane_module
+from pacer.decoding.controllers.fixed import Fixed
+from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.loop import Decoder
+from pacer.decoding.request import Request, Result, Row
+from pacer.models.stack import FAMILIES, Stack
+from pacer.settings import SamplingSettings
 from tests.tiny import (
     Rule,
     generate,
@@ -23,14 +31,6 @@ from tests.tiny import (
     tiny_model,
     tiny_stack,
 )
-
-from pacer.decoding import lane as lane_module
-from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.loop import Decoder
-from pacer.decoding.request import Request, Result, Row
-from pacer.models.stack import FAMILIES, Stack
-from pacer.settings import SamplingSettings
 
 NEW, LAYERS = 22, 2
 PROMPTS = prompts([5, 14, 8, 1])

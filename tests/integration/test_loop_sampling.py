@@ -12,6 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from pacer.decoding import loop as loop_module
+from pacer.decoding.controllers.fixed import Fixed
+from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.distributions import penalised, probabilities
+from pacer.decoding.drafters.model import Record
+from pacer.decoding.request import Request, Result, Row
+from pacer.evaluation.stats import chi_square
+from pacer.models.stack import Stack
+from pacer.settings import SamplingSettings
 from tests.tiny import (
     Rule,
     generate,
@@ -24,17 +35,6 @@ from tests.tiny import (
     tiny_model,
     tiny_stack,
 )
-from torch import Tensor
-
-from pacer.decoding import loop as loop_module
-from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.distributions import penalised, probabilities
-from pacer.decoding.drafters.model import Record
-from pacer.decoding.request import Request, Result, Row
-from pacer.evaluation.stats import chi_square
-from pacer.models.stack import Stack
-from pacer.settings import SamplingSettings
 
 ALPHA = 1e-4
 WARM = SamplingSettings(temperature=1.0)

@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+
+from pacer.decoding.controllers.fixed import Fixed
+from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.loop import Decoder
+from pacer.decoding.request import Request
+from pacer.errors import ConfigError, PacerError, UnsupportedError
+from pacer.models.stack import Stack
+from pacer.settings import SamplingSettings
 from tests.tiny import (
     generate,
     hf_generate,
@@ -20,14 +28,6 @@ from tests.tiny import (
     tiny_model,
     tiny_stack,
 )
-
-from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.loop import Decoder
-from pacer.decoding.request import Request
-from pacer.errors import ConfigError, PacerError, UnsupportedError
-from pacer.models.stack import Stack
-from pacer.settings import SamplingSettings
 
 PROMPTS = prompts([5, 12, 8, 1])
 REFERENCE = tiny_model(layers=2)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block_value
@@ -21,6 +20,7 @@ from pacer.errors import ConfigError, MismatchError
 from pacer.models.preverifier import Preverifier, load_preverifier, save_preverifier
 from pacer.models.stack import FAMILIES, Stack, causal_mask
 from pacer.settings import PreverifierSettings, SamplingSettings
+from tests.tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack
 
 PROMPTS = prompts([5, 12, 8, 1])
 TARGET, DRAFT = tiny_stack(layers=2), Stack(near(tiny_model(layers=2)))

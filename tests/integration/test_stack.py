@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
 from torch import Tensor
 from transformers import AutoConfig, DynamicCache, LlamaForCausalLM, PreTrainedModel
 
@@ -16,6 +15,7 @@ import pacer
 from pacer.decoding.lane import Lane, padded
 from pacer.errors import UnsupportedError
 from pacer.models.stack import FAMILIES, Stack, causal_mask, check_supported
+from tests.tiny import VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
 
 LAYERS = 4
 CHUNKS = [7, 1, 3, 1]

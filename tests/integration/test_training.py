@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.texts import draft, path, requests, rounds_at, target, written
-from tests.tiny import generate, make_decoder, make_preverifier, near, tiny_model, tiny_stack
 from torch import Tensor, nn
 
 from pacer.assemble import Models
@@ -51,6 +49,8 @@ from pacer.training.fit import fit, optimiser_steps
 from pacer.training.optim import warmup_cosine
 from pacer.training.preverifier_run import packed_batches, train_preverifier
 from pacer.training.preverify import PreverifierModule, RoundScores, packed_logits
+from tests.texts import draft, path, requests, rounds_at, target, written
+from tests.tiny import generate, make_decoder, make_preverifier, near, tiny_model, tiny_stack
 
 QUIET = LoggerSettings(csv=False)
 GAMMA = 4

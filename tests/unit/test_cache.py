@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tiny import make_decoder, make_preverifier, near, tiny_model, tiny_stack
 from torch import Tensor
 
 from pacer.decoding import lane as lane_module
@@ -18,6 +17,7 @@ from pacer.decoding.request import Request
 from pacer.errors import DecodingError
 from pacer.models.cache import ContiguousCache
 from pacer.models.stack import Stack, causal_mask
+from tests.tiny import make_decoder, make_preverifier, near, tiny_model, tiny_stack
 
 STACK = tiny_stack(layers=2, vocab=13)
 

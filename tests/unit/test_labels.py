@@ -7,8 +7,6 @@ import json
 
 import pytest
 import torch
-from tests.texts import draft, path, reduced_draft, requests, rounds_at, target, written
-from tests.tiny import generate, make_decoder, plain_greedy
 
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds, choose_starts, draft_rounds, from_line, simulate, to_line, walk
@@ -17,6 +15,8 @@ from pacer.decoding.distributions import signals
 from pacer.errors import ConfigError
 from pacer.models.stack import Stack
 from pacer.settings import LabelSettings
+from tests.texts import draft, path, reduced_draft, requests, rounds_at, target, written
+from tests.tiny import generate, make_decoder, plain_greedy
 
 STOPS = (35, 51, 75)  # of ten texts one ends at once, eight later, and one is cut
 COUNT = 10

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.texts import draft, path, rounds_at, target, written
-from tests.tiny import make_decoder, make_preverifier
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
@@ -23,6 +21,8 @@ from pacer.errors import PacerError
 from pacer.models.preverifier import Preverifier
 from pacer.models.stack import causal_mask
 from pacer.training.preverify import packed_logits
+from tests.texts import draft, path, rounds_at, target, written
+from tests.tiny import make_decoder, make_preverifier
 
 GAMMA = 6
 STOPS = (51,)  # drafted now and then, so segments differ in length

@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.texts import draft, path, requests, target, written
-from tests.tiny import make_decoder, make_preverifier
 from torch import Tensor
 
 from pacer.data.labels import draft_rounds
@@ -19,6 +17,8 @@ from pacer.decoding.controllers.preverifier import PreverifierRule
 from pacer.evaluation.simulate import best_fixed, blockwise, fixed, oracle, outcome, round_cost, tune
 from pacer.settings import CostSettings
 from pacer.training.preverify import packed_logits
+from tests.texts import draft, path, requests, target, written
+from tests.tiny import make_decoder, make_preverifier
 
 COSTS = CostSettings(draft=0.2, preverify=0.05, token=0.01, rest=0.03)
 EIGHTHS = st.integers(0, 8).map(lambda i: i / 8)  # sums of these are exact
