@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -157,9 +158,10 @@ def _simulate(settings: Settings, models: Models, stage: Stage, texts: Sequence[
 
 
 def command_line() -> str:
-    """The command of this process, for cards and provenance."""
-    verb = Path(sys.argv[0]).stem
-    return " ".join(["python -m", f"pacer.{verb}", *sys.argv[1:]])
+    """The command of this process, for cards, tables and plots."""
+    program = Path(sys.argv[0])
+    name = f"scripts/{program.name}" if program.parent.name == "scripts" else f"-m pacer.{program.stem}"
+    return shlex.join(["python", *name.split(), *sys.argv[1:]])
 
 
 def _trainer(settings: Settings, part: str) -> TrainerSettings:

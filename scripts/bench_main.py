@@ -84,6 +84,8 @@ def summary(settings: Settings, folder: Path, points: list[Point], block: int) -
     table = medians(points)
     shares = {}
     for (arm, benchmark), row in rows.items():
+        if arm.startswith("sd_full"):
+            continue  # the profile is of the draft with its reduced head
         share = model_share({**row, "block": block if arm == "pacer" else None}, rows["ar", benchmark], table)
         if share is not None:
             shares[f"{arm} / {benchmark}"] = share

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.tiny import tiny_model
 
-TEXT = ["the quick brown fox jumps over the lazy dog", "def add(a, b): return a + b", "How many? 12 + 7 = 19.", "#### 42"]
+TEXT = ["the quick brown fox jumps over the lazy dog", "def add(a, b): return a + b", "12 + 7 = 19.", "#### 42"]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -23,7 +23,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet))
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(TEXT, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>", unk_token="<|endoftext|>",
         pad_token="<|im_end|>", chat_template=TEMPLATE,

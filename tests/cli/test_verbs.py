@@ -71,7 +71,8 @@ def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, caps
         "ar", "sd gamma=2", "sd_full gamma=2", "pacer", "hf_generate", "hf_assisted", "hf_assisted gamma=2"
     }  # fmt: skip
     assert all(row["exact"] for row in results["rows"]), [row["exact_detail"] for row in results["rows"]]
-    again = evaluate_trace(load_trace(folder / "trace.jsonl"), arms=[row["arm"] for row in results["rows"]], resamples=20)
+    arms_in_order = [row["arm"] for row in results["rows"]]
+    again = evaluate_trace(load_trace(folder / "trace.jsonl"), arms=arms_in_order, resamples=20)
     for old, new in zip(results["rows"], again["rows"], strict=True):
         for key in ("tokens_per_second", "tokens_per_verify", "mean_drafted", "acceptance_rate"):
             assert (old[key] is None and new[key] is None) or math.isclose(old[key], new[key])

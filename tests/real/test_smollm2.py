@@ -1,4 +1,4 @@
-"""The real model and the packaged draft: exact output, a draft that is worth its name, labels that decoding confirms."""
+"""The real model and the packaged draft: exact output, a draft worth its name, labels that decoding confirms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ GREEDY = SamplingSettings()
 def _models(folder: Path) -> Models:
     """SmolLM2 in float32 with the packaged draft and a pre-verifier that knows nothing: exactness needs no training."""
     settings = load_settings(["+experiment=pacer/demo"]).model
-    settings = replace(settings, dtype="float32", target=replace(settings.target, id=str(folder), file=None, sha256=None))
+    target = replace(settings.target, id=str(folder), file=None, sha256=None)
+    settings = replace(settings, dtype="float32", target=target)
     models = load_target(settings, Path("unused"))
     models.draft = load_draft_model(settings, models, Path("unused"))
     torch.manual_seed(0)
@@ -36,7 +37,8 @@ def _models(folder: Path) -> Models:
 
 
 def _requests(models: Models) -> list[Request]:
-    prompts = [load_prompts(name, split="test", limit=1).items[0] for name in ("gsm8k", "humaneval", "xsum", "mt_bench")]
+    names = ("gsm8k", "humaneval", "xsum", "mt_bench")
+    prompts = [load_prompts(name, split="test", limit=1).items[0] for name in names]
     return [Request(p.id, encode(p, models.tokenizer), TOKENS, frozenset(models.stop_ids)) for p in prompts]
 
 
