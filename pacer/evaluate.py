@@ -66,8 +66,8 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     scores, notes = score_all(lines, benchmarks, settings.benchmark.sandbox) if settings.benchmark.score else ({}, [])
     if settings.model.dtype != "float32":
         notes.append(
-            f"{settings.model.dtype}: a pass over several tokens rounds otherwise than passes over one, so exact outputs "
-            "part at near-ties; identity is judged in float32 (scripts/check_exact.sh)."
+            f"{settings.model.dtype}: a pass over several tokens rounds otherwise than passes over one, so exact "
+            "outputs part at near-ties; identity is judged in float32 (scripts/check_exact.sh)."
         )
     results = evaluate_trace(
         lines, arms=settings.benchmark.arms, guarantees=guarantees, scores=scores,
