@@ -12,9 +12,17 @@ import shutil
 import sys
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
 KEPT = ("results.json", "table.md", "table.csv", "provenance.json", "settings.yaml", "bench_main.json")
+
+
+def portable(text: str, run: Path) -> str:
+    """Without this machine's path of the real data."""
+    data = OmegaConf.load(run / "settings.yaml").paths.data_dir
+    return text.replace(data, "$PACER_DATA") if data else text
 
 
 def main(run: Path, name: str, readme: bool) -> None:
@@ -23,7 +31,7 @@ def main(run: Path, name: str, readme: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in KEPT:
         if (run / file).is_file():
-            shutil.copyfile(run / file, folder / file)
+            (folder / file).write_text(portable((run / file).read_text(), run))
     for plot in (run / "plots").glob("*.png"):
         shutil.copyfile(plot, folder / plot.name)
     print(f"kept in {folder.relative_to(ROOT)}")
