@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
@@ -153,11 +154,9 @@ def dense_mask(batch: Packed) -> Tensor:
     return sees(batch)(row, row, place[None, :, None], place[None, None, :])[:, None]
 
 
-def attention_mask(batch: Packed) -> Tensor | object:
+def attention_mask(batch: Packed) -> Tensor | BlockMask:
     """FlexAttention's block mask on a GPU (no N × N memory), the dense mask elsewhere."""
     if batch.ids.device.type != "cuda":
         return dense_mask(batch)
-    from torch.nn.attention.flex_attention import create_block_mask
-
     rows, n = batch.ids.shape
     return create_block_mask(sees(batch), rows, None, n, n, device=batch.ids.device)

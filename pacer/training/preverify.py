@@ -32,12 +32,12 @@ def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> T
     """
     draft, mask = module.draft, attention_mask(batch)
     with torch.no_grad():
-        states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, mask)  # type: ignore[arg-type]
+        states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, mask)
         source = batch.source.clamp_min(0)[..., None].expand_as(states)
         produced = torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
     features = module.select(batch.logprob, batch.entropy, batch.index)
     x = F.dropout(module.entries(produced, batch.ids, batch.index, features), dropout)
-    hidden = module.stack.run(x, 0, module.stack.n_layers, batch.positions, mask)  # type: ignore[arg-type]
+    hidden = module.stack.run(x, 0, module.stack.n_layers, batch.positions, mask)
     return module.logits(F.dropout(hidden, dropout), features)
 
 
