@@ -90,7 +90,8 @@ def run_folder(settings: Settings, verb: str) -> Path:
     """
     key = {name: value for name, value in asdict(settings).items() if name not in (*FREE, "name")}
     key["data_dir"] = settings.paths.data_dir
-    for section, name in (("benchmark", "minutes"), ("benchmark", "sandbox"), ("generate", "color")):
+    aside = (("benchmark", "minutes"), ("benchmark", "sandbox"), ("generate", "color"), ("replay", "write"))
+    for section, name in aside:
         del key[section][name]
     return Path(settings.paths.runs) / verb / settings.name / stable_hash(key)[:8]
 

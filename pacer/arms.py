@@ -15,7 +15,13 @@ from pacer.errors import ConfigError
 from pacer.resources import resource
 from pacer.settings import MethodSettings
 
-REFERENCE_ARMS = ("hf_generate", "hf_assisted")  # measured beside ours, decoded by transformers itself
+ASSISTED_ARMS = ("hf_assisted", "hf_dynamic", "hf_heuristic")  # need the draft with the whole vocabulary's head
+REFERENCE_ARMS = ("hf_generate", *ASSISTED_ARMS)  # measured beside ours, decoded by transformers itself
+CHOICES = {  # of a controller's keys
+    ("preverifier", "rule"): ("mean", "min", "product"),
+    ("threshold", "rule"): ("last", "product"),
+    ("threshold", "signal"): ("probability", "entropy", "margin", "match"),
+}
 _CONTROLLER = "/controller@controller"  # how a method file names its controller
 
 
@@ -109,19 +115,29 @@ def check_controller(controller: dict[str, Any] | None, where: str) -> None:
     for key, value in controller.items():
         if key != "kind" and key not in kinds[kind]:
             raise unknown(f"unknown key of controller {kind} in {where}", key, kinds[kind])
+        if value is None and kind == "preverifier":  # what was tuned for the checkpoint
+            continue
+        if allowed := _allowed(kind, key, value, controller):
+            raise ConfigError(f"{key} in {where}", value=value, allowed=allowed)
+
+
+def _allowed(kind: str, key: str, value: object, controller: dict[str, Any]) -> str | tuple[str, ...] | None:
+    """What a controller's key may be, if ``value`` is not that."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if key in ("gamma", "gamma_max", "b"):
         least = 0 if key == "gamma" else 1  # γ = 0 is a window: it never drafts
-        if key in ("gamma", "gamma_max", "b") and value is not None and not (type(value) is int and value >= least):
-            raise ConfigError(f"{key} in {where}", value=value, allowed=f"whole numbers ≥ {least}")
-        if key == "t0" and value is not None and not (_is_number(value) and 0 <= value <= 1):
-            raise ConfigError(f"t0 in {where}", value=value, allowed="[0, 1]")
-        if key == "rho" and value is not None and not (_is_number(value) and value > 0):
-            raise ConfigError(f"rho in {where}", value=value, allowed="> 0")
-        if key == "rule" and value not in ("mean", "min", "product"):
-            raise ConfigError(f"rule in {where}", value=value, allowed=("mean", "min", "product"))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        return None if type(value) is int and value >= least else f"whole numbers ≥ {least}"
+    if key in ("t0", "lo", "hi") or (key == "t" and controller.get("signal") == "probability"):
+        low = controller.get("lo") or 0 if key == "hi" else 0
+        return None if number is not None and low <= number <= 1 else f"[{low}, 1]"
+    if key == "t":
+        return None if number is not None and number >= 0 else "≥ 0"
+    if key == "rho":
+        return None if number is not None and number > 0 else "> 0"
+    choices = CHOICES.get((kind, key))
+    if key == "rule" and controller.get("signal", "probability") != "probability":
+        choices = ("last",)  # only probabilities have a product
+    return None if choices is None or value in choices else choices
 
 
 @lru_cache

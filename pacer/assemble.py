@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from pacer.decoding.controllers.base import Controller
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.controllers.threshold import Threshold
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.loop import Decoder
-from pacer.errors import ConfigError, UnsupportedError
-from pacer.models.draft import load_draft
+from pacer.errors import ConfigError, SourceError, UnsupportedError
+from pacer.files import sha256
+from pacer.models.draft import TrainableDraft, load_draft
 from pacer.models.preverifier import Preverifier, load_preverifier
+from pacer.models.quantise import quantise
 from pacer.models.sources import fetch, load_model, load_tokenizer
 from pacer.models.stack import Stack
 from pacer.models.tokenizers import check_same_tokenizer, decode, stop_ids
@@ -40,7 +44,7 @@ class Models:
     draft_full: Stack | None = None  # the same draft with the whole vocabulary's head
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
-    tuned: dict[str, Any] | None = None  # (b, t0, ρ) found at the end of the pre-verifier's training
+    tuned: dict[str, Any] | None = None  # the controller's values found at the end of the pre-verifier's training
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
@@ -62,10 +66,33 @@ def checkpoint_folder(source: str) -> Path:
     return Path(source).expanduser()
 
 
+def checkpoint_hash(source: str) -> str:
+    """sha256 of the weights of a named checkpoint.
+
+    Raises:
+        SourceError: there is none.
+    """
+    file = checkpoint_folder(source) / "model.safetensors"
+    if not file.is_file():
+        raise SourceError("no checkpoint", value=source, allowed="a checkpoint folder, or packaged:NAME")
+    return sha256(file)
+
+
 def load_draft_model(
     model: ModelSettings, models: Models, cache: Path, folder: Path | None = None, *, full_head: bool = False
 ) -> Stack:
-    """The draft as a stack for decoding.
+    """The draft as a stack for decoding, as it is or in 4 bits; arguments and errors as :func:`_draft_stack`."""
+    found = _draft_stack(model, models, cache, folder, full_head=full_head)
+    if model.draft.quantise is None:
+        return found
+    quantise(found.model)
+    return Stack(found.model, found.head_ids, found.copying)  # it looks for its head anew
+
+
+def _draft_stack(
+    model: ModelSettings, models: Models, cache: Path, folder: Path | None = None, *, full_head: bool = False
+) -> Stack:
+    """The draft as it is.
 
     Args:
         folder: checkpoint of a draft of kind ``layers``; None: ``model.draft.source`` names it.
@@ -74,22 +101,28 @@ def load_draft_model(
     Raises:
         MismatchError: another tokenizer, or a checkpoint of another target.
     """
-    draft = model.draft
-    if draft.kind == "layers":
-        if folder is None and draft.source is None:
-            raise ConfigError("model.draft.source is not set", allowed="a checkpoint folder, or packaged:NAME")
-        trained = load_draft(folder or checkpoint_folder(str(draft.source)), models.target)
-        return trained.merged(full=full_head or draft.full_head, target=models.target)
-    if draft.kind != "model":
-        raise ConfigError("unknown model.draft.kind", value=draft.kind, allowed=("model", "layers"))
-    if draft.source is None:
-        raise ConfigError("model.draft.source is not set", allowed="a hub id or a folder with a causal LM")
-    source = fetch(SourceSettings(id=draft.source, trust_remote_code=model.target.trust_remote_code), cache)
-    hf = load_model(source, model.dtype, model.device, model.attention, model.target.trust_remote_code)
-    names = (model.target.id, draft.source)
-    vocabularies = (models.target.vocab_size, hf.config.vocab_size)
-    check_same_tokenizer(models.tokenizer, load_tokenizer(source), *vocabularies, names)
-    return Stack(hf)
+    draft, dtype = model.draft, model.draft.dtype or model.dtype
+    trust = model.target.trust_remote_code
+    if draft.kind == "model":
+        if draft.source is None:
+            raise ConfigError("model.draft.source is not set", allowed="a hub id or a folder with a causal LM")
+        source = fetch(SourceSettings(id=draft.source, trust_remote_code=trust), cache)
+        hf = load_model(source, dtype, model.device, model.attention, trust)
+        vocabularies = (models.target.vocab_size, hf.config.vocab_size)
+        names = (model.target.id, draft.source)
+        check_same_tokenizer(models.tokenizer, load_tokenizer(source), *vocabularies, names)
+        return Stack(hf)
+    target = models.target
+    if dtype != model.dtype or draft.quantise is not None:  # weights of its own
+        target = Stack(load_model(models.folder, dtype, model.device, model.attention, trust))
+    if draft.kind == "skip":
+        return TrainableDraft(target, draft.layers, torch.arange(target.vocab_size)).merged()
+    if draft.kind != "layers":
+        raise ConfigError("unknown model.draft.kind", value=draft.kind, allowed=("model", "layers", "skip"))
+    if folder is None and draft.source is None:
+        raise ConfigError("model.draft.source is not set", allowed="a checkpoint folder, or packaged:NAME")
+    trained = load_draft(folder or checkpoint_folder(str(draft.source)), target)
+    return trained.merged(full=full_head or draft.full_head, target=target)
 
 
 def attach_preverifier(models: Models, folder: Path) -> None:
@@ -107,8 +140,10 @@ def make_controller(method: MethodSettings, models: Models) -> Controller | None
         return None
     if kind == "fixed":
         return Fixed(**values)
+    if kind == "threshold":
+        return Threshold(**values)
     if kind != "preverifier":
-        raise ConfigError("unknown controller.kind", value=kind, allowed=("none", "fixed", "preverifier"))
+        raise ConfigError("unknown controller.kind", value=kind, allowed=("none", "fixed", "threshold", "preverifier"))
     if models.preverifier is None:
         raise UnsupportedError(
             f"method {method.name} needs a pre-verifier", remedy="train one: python -m pacer.train …"

@@ -15,16 +15,22 @@ from pacer.settings import Settings
 CHOICES: dict[str, tuple[str, ...]] = {
     "model.dtype": ("float32", "bfloat16", "float16"),
     "model.attention": ("sdpa",),
-    "model.draft.kind": ("layers", "model"),
+    "model.draft.kind": ("layers", "model", "skip"),
+    "model.draft.dtype": ("float32", "bfloat16", "float16"),
+    "model.draft.quantise": ("int4",),
     "preverifier.state": ("before_norm", "after_norm"),
+    "preverifier.attention": ("prefix", "block"),
     "preverifier.label": ("survival", "conditional"),
     "method.drafter": ("model",),
     "method.guarantee": ("exact", "lossy"),
     "labels.starts": ("uniform", "rounds", "all"),
     "trainer.part": ("draft", "preverifier"),
     "trainer.precision": ("bf16", "fp32"),
+    "trainer.prompt_labels": ("text", "teacher"),
     "benchmark.split": ("report", "tune", "all"),
     "benchmark.sandbox": ("auto", "unsafe", "off"),
+    "replay.texts": ("benchmark", "corpus"),
+    "replay.split": ("report", "tune", "all"),
     "logger.wandb": ("disabled", "offline", "online"),
 }
 
@@ -50,7 +56,7 @@ class Range(NamedTuple):
 _COUNT, _SIZE, _POSITIVE, _SHARE = Range(0), Range(1), Range(0, open_low=True), Range(0, 1)
 RANGES: dict[str, Range] = {
     "model.draft.head_size": _COUNT,
-    "preverifier.depth": _SIZE,
+    "preverifier.depth": Range(1, 2),
     "preverifier.width": _SIZE,
     "preverifier.gamma_max": _SIZE,
     "sampling.temperature": _COUNT,
@@ -58,6 +64,7 @@ RANGES: dict[str, Range] = {
     "sampling.top_p": Range(0, 1, open_low=True),
     "sampling.repetition_penalty": _POSITIVE,
     "corpus.limit": _SIZE,
+    "corpus.chunks": _SIZE,
     "corpus.max_new_tokens": _SIZE,
     "corpus.batch_size": _SIZE,
     "corpus.shard_size": _SIZE,
@@ -83,6 +90,8 @@ RANGES: dict[str, Range] = {
     "trainer.val_every": _SIZE,
     "trainer.checkpoint_every": _SIZE,
     "trainer.prompt_weight": _COUNT,
+    "trainer.kl_weight": _SHARE,
+    "trainer.teacher_top_k": Range(2),
     "benchmark.limit": _SIZE,
     "benchmark.max_new_tokens": _SIZE,
     "benchmark.warmup": _COUNT,
@@ -91,6 +100,9 @@ RANGES: dict[str, Range] = {
     "benchmark.bootstrap": _SIZE,
     "profile.gamma_max": _COUNT,
     "profile.repeats": _SIZE,
+    "replay.limit": _SIZE,
+    "replay.gamma_max": Range(1, 32),
+    "replay.tail": _COUNT,
     "generate.max_new_tokens": _SIZE,
     "threads": _SIZE,
 }
@@ -115,8 +127,8 @@ def check(settings: Settings) -> None:
     for arm in settings.benchmark.arms:
         if not is_reference(arm):
             method_settings(arm)
-        elif not re.fullmatch(r"hf_generate|hf_assisted( gamma=[1-9]\d*)?", arm):
-            known = "hf_generate, hf_assisted, hf_assisted gamma=N"
+        elif not re.fullmatch(r"hf_(generate|dynamic|heuristic)|hf_assisted( gamma=[1-9]\d*)?", arm):
+            known = "hf_generate, hf_assisted, hf_assisted gamma=N, hf_dynamic, hf_heuristic"
             raise ConfigError("a reference arm takes no such settings", value=arm, allowed=known)
 
 
@@ -124,20 +136,31 @@ def _check_lists(settings: Settings) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", settings.model.device):
         raise ConfigError("model.device", value=settings.model.device, allowed="auto, cpu, cuda, cuda:N")
     layers = settings.model.draft.layers
-    if settings.model.draft.kind == "layers" and (not layers or layers != sorted(set(layers)) or layers[0] < 0):
+    if settings.model.draft.kind != "model" and (not layers or layers != sorted(set(layers)) or layers[0] < 0):
         raise ConfigError("model.draft.layers", value=layers, allowed="layer numbers in rising order")
+    features = ("logprob", "entropy", "margin", "match", "cumulative")
     for feature in settings.preverifier.features:
-        if feature not in ("logprob", "entropy"):
-            raise unknown("preverifier.features", feature, ("logprob", "entropy"))
+        if feature not in features:
+            raise unknown("preverifier.features", feature, features)
     betas = settings.trainer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError("trainer.betas", value=betas, allowed="two numbers in [0, 1)")
+    if settings.trainer.part != "draft":
+        for name, unused in (("kl_weight", 0), ("prompt_labels", "text"), ("start_from", None)):
+            if (value := getattr(settings.trainer, name)) != unused:
+                raise ConfigError(f"trainer.{name} is for the draft", value=value, allowed=str(unused))
+    ready = settings.corpus.file
+    if not all(isinstance(file, str) for file in (ready if isinstance(ready, list) else [ready or ""])):
+        raise ConfigError("corpus.file", value=ready, allowed="a path, a list of paths, or null")
     parts = settings.corpus.parts
     for part in parts:
         if part not in ("draft", "preverifier", "tuning"):
             raise unknown("corpus.parts", part, ("draft", "preverifier", "tuning"))
     if any(share < 0 for share in parts.values()) or abs(fsum(parts.values()) - 1) > 1e-6:
         raise ConfigError("corpus.parts", value=parts, allowed="shares that add up to 1")
+    for key in ("replay.draft_costs", "replay.token_costs"):
+        if not get(settings, key) or not all(0 <= cost <= 10 for cost in get(settings, key)):
+            raise ConfigError(key, value=get(settings, key), allowed="at least one number in [0, 10]")
     for key in ("profile.contexts", "profile.batches"):
         if not all(number >= 1 for number in get(settings, key)):
             raise ConfigError(key, value=get(settings, key), allowed="whole numbers ≥ 1")

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pacer.app import run_folder, verb
-from pacer.arms import is_reference, method_settings
+from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.artifacts import provenance, write_atomic, write_json
 from pacer.errors import UnsupportedError
 from pacer.files import stable_hash
@@ -34,7 +34,7 @@ def main(settings: Settings) -> None:
     benchmarks = load_benchmarks(benchmark, settings.paths.data_dir)
     _refuse_unscorable(settings)
     methods = [method_settings(arm) for arm in benchmark.arms if not is_reference(arm)]
-    models = build(settings, methods, full_head=any(arm.startswith("hf_assisted") for arm in benchmark.arms))
+    models = build(settings, methods, full_head=any(arm.startswith(ASSISTED_ARMS) for arm in benchmark.arms))
     arms = [make_arm(arm, models, settings.sampling) for arm in benchmark.arms]
     folder = run_folder(settings, "evaluate")
     folder.mkdir(parents=True, exist_ok=True)

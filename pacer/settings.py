@@ -19,12 +19,16 @@ class SourceSettings:
 
 @dataclass
 class DraftSettings:
-    """The draft model: a second causal LM (``kind: model``) or chosen layers of the target (``kind: layers``)."""
+    """The draft model: a second causal LM (``model``), chosen layers of the target that were trained to draft
+    (``layers``), or the target as it is with all other layers left out (``skip``)."""
 
-    kind: str = "layers"  # model | layers
+    kind: str = "layers"  # model | layers | skip
     source: str | None = None  # model: hub id or folder; layers: checkpoint folder, or packaged:NAME; null: untrained
     layers: list[int] = field(default_factory=lambda: [0, 1, 2, 3])
     head_size: int = 8192  # ids in the reduced head (0: whole vocabulary)
+    copying: bool = True  # layers: trained to copy what followed the longest earlier n-gram (models/copying.py)
+    dtype: str | None = None  # of the draft alone; null: model.dtype
+    quantise: str | None = None  # int4 (on a CPU): the draft's weights alone; null: as they are
     full_head: bool = False  # decode with the whole vocabulary even where a reduced head exists
 
 
@@ -47,7 +51,10 @@ class PreverifierSettings:
     width: int | None = None  # null: the draft's width
     state: str = "after_norm"  # which draft state is read: before_norm | after_norm
     index_embedding: bool = True  # learned embedding of the index inside the current draft
-    features: list[str] = field(default_factory=lambda: ["logprob", "entropy"])  # [] is the paper's form
+    attention: str = "prefix"  # what an entry sees: prefix (and the current draft) | block (the current draft alone)
+    features: list[str] = field(
+        default_factory=lambda: ["logprob", "entropy"]
+    )  # logprob | entropy | margin | match | cumulative; [] is the paper's form
     label: str = "survival"  # survival | conditional
     gamma_max: int = 16
 
@@ -75,8 +82,10 @@ class SamplingSettings:
 class CorpusSettings:
     """The target's own continuations: what drafts and pre-verifiers learn from."""
 
-    prompts: list[str] = field(default_factory=list)  # prompt sets, e.g. gsm8k/train
-    file: str | None = None  # a ready corpus (JSON lines, .gz allowed); null: generate
+    prompts: list[str] = field(default_factory=list)  # prompt sets, e.g. gsm8k/train; continued where no file is given
+    file: Any = None  # a ready corpus (JSON lines, .gz allowed), or a list of them; null: generate
+    extend: list[str] = field(default_factory=list)  # sets continued in addition; what is in the file is not made again
+    chunks: int = 1  # prompts of an article: of its first part, its second …
     limit: int | None = None  # prompts per set
     max_new_tokens: int = 192
     batch_size: int = 16
@@ -101,9 +110,9 @@ class CostSettings:
     """Costs in units of one single-token target pass, as `pacer.profile` measures them; used to simulate speed."""
 
     draft: float = 0.16  # one draft pass
-    preverify: float = 0.036  # one pre-verifier call
-    token: float = 0.004  # each further token the target verifies
-    rest: float = 0.02  # everything else in a round
+    preverify: float = 0.015  # one pre-verifier call (of width 192)
+    token: float = 0.015  # each further token the target verifies
+    rest: float = 0.01  # everything else in a round
 
 
 @dataclass
@@ -121,11 +130,16 @@ class TrainerSettings:
     accumulate: int = 1
     precision: str = "bf16"  # bf16 | fp32
     dropout: float = 0.0
+    cache_states: bool = False  # preverifier only: the draft's states on disk, computed once for all epochs and runs
     patience: int = 3  # validations without improvement; 0: off
     val_every: int = 100  # optimiser steps
     checkpoint_every: int = 50  # optimiser steps between resumable states
     monitor: str = "val/sim_speedup"
     prompt_weight: float = 0.15  # draft only: loss weight of prompt tokens
+    prompt_labels: str = "text"  # draft only: the prompt's next token, or the target's choice there: text | teacher
+    kl_weight: float = 0.0  # draft only: share of the divergence from the target's stored predictions in the loss
+    teacher_top_k: int = 8  # draft only: ids per position of those predictions
+    start_from: str | None = None  # draft only: checkpoint folder or packaged:NAME; null: the target's own layers
     seed: int = 0
 
 
@@ -153,6 +167,21 @@ class ProfileSettings:
     batches: list[int] = field(default_factory=lambda: [1, 4, 16])
     gamma_max: int = 16
     repeats: int = 5
+
+
+@dataclass
+class ReplaySettings:
+    """What is replayed, and at what prices."""
+
+    texts: str = "benchmark"  # continuations of: benchmark (its prompts) | corpus (its tuning part)
+    split: str = "tune"  # of benchmark prompts: tune | report | all
+    limit: int | None = 16  # prompts per set, or texts of the corpus; null: all
+    gamma_max: int = 16  # longest draft in the table
+    tail: int | None = 8  # places past the first mismatch whose signals are kept; null: all
+    profile: str | None = None  # a profile.json; measure: profile here; null: the costs block
+    write: bool = False  # put the best values into the pre-verifier's checkpoint
+    draft_costs: list[float] = field(default_factory=lambda: [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+    token_costs: list[float] = field(default_factory=lambda: [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
 
 
 @dataclass
@@ -191,6 +220,7 @@ class Settings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     paths: PathSettings = field(default_factory=PathSettings)

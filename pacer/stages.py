@@ -18,13 +18,14 @@ from pacer.assemble import (
     Models,
     attach_preverifier,
     checkpoint_folder,
+    checkpoint_hash,
     load_draft_model,
     load_target,
     needed_ids,
 )
-from pacer.data.corpus import Text, read_corpus, split_texts
+from pacer.data.corpus import Text, read_corpus, read_files, split_texts, wanted_prompts
 from pacer.data.labels import Rounds, from_line, simulate, to_line
-from pacer.data.prompts import NAMES, Prompt, encode, load_prompts
+from pacer.data.prompts import Prompt, encode
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
@@ -33,6 +34,7 @@ from pacer.progress import progress
 from pacer.resources import resource
 from pacer.settings import MethodSettings, Settings, TrainerSettings
 from pacer.stopping import check_stop
+from pacer.teacher_stage import teacher_labels, teacher_stage
 
 log = logging.getLogger(__name__)
 
@@ -46,29 +48,38 @@ def _cache(settings: Settings) -> Path:
 
 
 def corpus(settings: Settings, models: Models) -> tuple[list[Text], str]:
-    """The target's own texts, and a hash of where they come from. Generated where no file is given."""
+    """The target's own texts, and a hash of where they come from: ready files, and what is generated beside them."""
     chosen = settings.corpus
-    if chosen.file:
-        path = Path(chosen.file).expanduser()
-        texts = read_corpus(path, models.stop_ids)
-        return texts[: chosen.limit], stable_hash([sha256(path), chosen.limit])
+    texts, files = read_files(chosen, models.stop_ids)
+    keys = [stable_hash([*map(sha256, files), chosen.limit])] if files else []
+    wanted = wanted_prompts(chosen, settings.paths.data_dir, texts)
+    texts = texts[: chosen.limit]
+    for name, prompts in wanted.items():
+        if prompts:
+            stage = continued(settings, models, name, prompts)
+            shards = sorted(stage.folder.glob("shard-*.jsonl"))
+            texts += [text for shard in shards for text in read_corpus(shard, models.stop_ids)]
+            keys.append(stage.hash)
+    return texts, keys[0] if len(keys) == 1 else stable_hash(keys)
+
+
+def continued(settings: Settings, models: Models, name: str, prompts: Sequence[Prompt]) -> Stage:
+    """The finished stage with the target's continuations of a prompt set: a set that is added leaves the others be."""
     key = {
-        "target": asdict(settings.model.target), "dtype": settings.model.dtype, "prompts": chosen.prompts,
-        "data_dir": settings.paths.data_dir, "limit": chosen.limit, "max_new_tokens": chosen.max_new_tokens,
-        "shard_size": chosen.shard_size,
+        "target": asdict(settings.model.target), "dtype": settings.model.dtype, "set": name,
+        "prompts": stable_hash([[prompt.id, prompt.text] for prompt in prompts]),
+        "max_new_tokens": settings.corpus.max_new_tokens, "shard_size": settings.corpus.shard_size,
     }  # fmt: skip
     stage = _stage(settings, "corpus", key)
     if not stage.complete:
         with stage.lock():
             if not stage.complete:
-                _generate_corpus(settings, models, stage)
-    files = sorted(stage.folder.glob("shard-*.jsonl"))
-    return [text for file in files for text in read_corpus(file, models.stop_ids)], stage.hash
+                _generate_corpus(settings, models, stage, prompts)
+    return stage
 
 
-def _generate_corpus(settings: Settings, models: Models, stage: Stage) -> None:
-    prompts = _corpus_prompts(settings)
-    log.info("writing the target's continuations of %d prompts to %s", len(prompts), stage.folder)
+def _generate_corpus(settings: Settings, models: Models, stage: Stage, prompts: Sequence[Prompt]) -> None:
+    log.info("continuing %d prompts of %s by the target in %s", len(prompts), stage.key["set"], stage.folder)
     size = settings.corpus.shard_size
     shards = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     missing = stage.missing(len(shards))
@@ -82,18 +93,6 @@ def _generate_corpus(settings: Settings, models: Models, stage: Stage) -> None:
             write_atomic(stage.shard(index), "".join(lines))
             check_stop()
     stage.finish({"texts": len(prompts)})
-
-
-def _corpus_prompts(settings: Settings) -> list[Prompt]:
-    """Prompts of all sets, in order of length: batches hold neighbours."""
-    prompts: list[Prompt] = []
-    for name in settings.corpus.prompts:
-        task, _, split = name.partition("/") if name.split("/")[0] in NAMES else (name, "", "")  # a file's path
-        found = load_prompts(
-            task, split=split or "train", data_dir=settings.paths.data_dir, limit=settings.corpus.limit
-        )
-        prompts += found.items
-    return sorted(prompts, key=lambda prompt: (len(prompt.text), prompt.id))
 
 
 def _continuations(settings: Settings, models: Models, batch: Sequence[Prompt]) -> list[str]:
@@ -113,7 +112,7 @@ def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tup
     texts, corpus_key = corpus(settings, models)
     key = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "part": part, "draft": draft_key,
-        "dtype": settings.model.dtype, "full_head": settings.model.draft.full_head,
+        "dtype": settings.model.draft.dtype or settings.model.dtype, "full_head": settings.model.draft.full_head,
         "labels": {**asdict(settings.labels), "tail": None},
     }  # fmt: skip
     chosen = sorted(split_texts(texts, settings.corpus.parts).get(part, []), key=lambda t: stable_hash(t.id))
@@ -186,21 +185,26 @@ def draft_checkpoint(settings: Settings) -> Path:
     models = load_target(settings.model, _cache(settings))  # in the dtype that is to decode: it writes the corpus
     texts, corpus_key = corpus(settings, models)
     trainer = _trainer(settings, "draft")
-    made_of = {name: value for name, value in asdict(settings.model.draft).items() if name in ("layers", "head_size")}
+    made_of = {name: getattr(settings.model.draft, name) for name in ("layers", "head_size", "copying")}
+    labelled = teacher_stage(settings, trainer, corpus_key)
+    start = {"start_from": checkpoint_hash(trainer.start_from) if trainer.start_from else None, "teacher_top_k": None}
     key = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "draft": made_of,
-        "target": asdict(settings.model.target), "trainer": asdict(trainer),
+        "target": asdict(settings.model.target), "trainer": {**asdict(trainer), **start},
+        "teacher": labelled.hash if labelled else None,
     }  # fmt: skip
     stage = _stage(settings, "draft", key)
     if not stage.complete:
         with stage.lock():
             if not stage.complete:
                 parts = split_texts(texts, settings.corpus.parts)
+                teacher = teacher_labels(labelled, models.target, parts.get("draft", [])) if labelled else None
                 log.info("training a draft of layers %s in %s", settings.model.draft.layers, stage.folder)
                 masters = load_target(settings.model, _cache(settings), dtype="float32")
                 train_draft(
                     masters.target, parts.get("draft", []), parts.get("tuning", []), settings.model.draft, trainer,
                     settings.logger, stage.folder, always=needed_ids(models), command=command_line(),
+                    teacher=teacher,
                 )  # fmt: skip
                 _finish_training(stage)
     return stage.folder / "draft"
@@ -217,7 +221,8 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
     settings = replace(settings, trainer=_trainer(settings, "preverifier"))
     key = {
         "labels": [labels_key, held_out_key], "preverifier": asdict(settings.preverifier),
-        "trainer": asdict(settings.trainer), "costs": asdict(settings.costs), "tail": settings.labels.tail,
+        "trainer": {**asdict(settings.trainer), "cache_states": None}, "costs": asdict(settings.costs),
+        "tail": settings.labels.tail,
     }  # fmt: skip
     stage = _stage(settings, "preverifier", key)
     if not stage.complete:
@@ -252,6 +257,10 @@ def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: b
         if models.draft.head_ids is not None:
             models.draft_full = load_draft_model(settings.model, models, _cache(settings), folder, full_head=True)
     if any((method.controller or {}).get("kind") == "preverifier" for method in methods):
-        draft_key = sha256(folder / "model.safetensors") if folder else stable_hash(asdict(settings.model.draft))
-        attach_preverifier(models, preverifier_checkpoint(settings, models, draft_key))
+        attach_preverifier(models, preverifier_checkpoint(settings, models, draft_key(settings, folder)))
     return models
+
+
+def draft_key(settings: Settings, folder: Path | None) -> str:
+    """What labels depend on: the weights in the draft's checkpoint folder, else the settings that name the draft."""
+    return sha256(folder / "model.safetensors") if folder else stable_hash(asdict(settings.model.draft))

@@ -18,6 +18,7 @@ import torch
 from pacer.app import load_settings
 from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
+from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.runner import load_benchmarks, make_requests
@@ -28,7 +29,10 @@ from pacer.stages import build
 TOKENS = 48
 MARGIN = 1e-4
 MOST_NEAR_TIES = 1 / 20_000  # of the compared tokens; at least one is always allowed
-METHODS = ("ar", "sd gamma=4", "pacer", "pacer b=3 t0=0.0 gamma_max=8")
+METHODS = (
+    "ar", "sd gamma=4", "threshold", "threshold rule=product t=0.2", "threshold signal=entropy t=1.0",
+    "pacer", "pacer b=3 t0=0.0 gamma_max=8", "pacer b=2 lo=0.1 hi=0.6",
+)  # fmt: skip
 CHI_SQUARE = "tests/integration/test_loop_sampling.py"
 
 Run = Callable[[Sequence[Request]], list[list[int]]]
@@ -73,8 +77,10 @@ def compare(
     return found
 
 
-def in_batches(run: Run, size: int) -> Run:
-    return lambda requests: [out for i in range(0, len(requests), size) for out in run(requests[i : i + size])]
+def in_batches(decoder: Decoder, size: int) -> Run:
+    return lambda requests: [
+        r.ids for i in range(0, len(requests), size) for r in decoder.generate(requests[i : i + size])
+    ]
 
 
 def prepare(words: Sequence[str]) -> tuple[Models, list[Request]]:
@@ -97,14 +103,14 @@ def main() -> int:
         models, requests = prepare(sys.argv[1:])
         settings = load_settings(sys.argv[1:]).sampling
         generate = make_arm("hf_generate", models, settings)
-        reference = {}
+        reference: dict[str, Any] = {}
         for request in progress(requests, "generate", "prompt"):
             reference[request.id] = generate.run([request])[0]["ids"]
         table = []
         for name in METHODS:
             decoder = make_decoder(method_settings(name), models, settings)
             for size in (1, 8):
-                run = in_batches(lambda batch, d=decoder: [r.ids for r in d.generate(batch)], size)
+                run = in_batches(decoder, size)
                 found = compare(f"{name}, batch {size}", run, requests, reference, models)
                 table.append({"method": name, "batch": size, **found})
                 print(

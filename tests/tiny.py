@@ -61,6 +61,17 @@ def near(model: PreTrainedModel, scale: float = 0.02, seed: int = 7) -> PreTrain
     return twin
 
 
+def loud(model: PreTrainedModel, factor: float) -> PreTrainedModel:
+    """The same function with a louder residual stream: every norm takes the factor out again."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(factor)
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.mul_(factor)
+            layer.mlp.down_proj.weight.mul_(factor)
+    return model
+
+
 def tiny_stack(family: str = "llama", layers: int = 3, seed: int = 0, **config: Any) -> Stack:
     return Stack(tiny_model(family, layers, seed, **config))
 

@@ -1,4 +1,4 @@
-"""Texts of the target's own making: reading, and the split that keeps draft, pre-verifier and tuning texts apart."""
+"""Texts of the target's own making: what to continue, reading, and the split that keeps the uses of texts apart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pacer.data.prompts import NAMES, Prompt, load_prompts
+from pacer.data.renderings import parts as parts_of
 from pacer.data.splits import part_of
-from pacer.errors import SourceError
+from pacer.errors import ConfigError, SourceError
+from pacer.settings import CorpusSettings
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,52 @@ def _parse(lines: Iterable[str], path: Path, stop_ids: frozenset[int]) -> Iterat
                 allowed="id, task, prompt_ids, output_ids",
                 remedy="repair or delete the file",
             ) from error
+
+
+def read_files(settings: CorpusSettings, stop_ids: Sequence[int]) -> tuple[list[Text], list[Path]]:
+    """The texts of the ready corpora one after the other, and their files; nothing where none is named.
+
+    Raises:
+        SourceError: a file that is absent or damaged, or two texts with one id.
+    """
+    named = settings.file if isinstance(settings.file, list) else [settings.file] if settings.file else []
+    files = [Path(name).expanduser() for name in named]
+    texts = [text for file in files for text in read_corpus(file, stop_ids)]
+    if twice := _twice(text.id for text in texts):
+        remedy = "leave one of them out: ids tell texts apart"
+        raise SourceError("two texts of the ready corpus have one id", value=twice, remedy=remedy)
+    return texts, files
+
+
+def wanted_prompts(
+    settings: CorpusSettings, data_dir: str | None, ready: Iterable[Text] = ()
+) -> dict[str, list[Prompt]]:
+    """Prompts to continue, by set, in order of length: batches hold neighbours. What is ready is left out.
+
+    Raises:
+        ConfigError: two prompts with one id.
+    """
+    done = {text.id for text in ready}
+    found: dict[str, list[Prompt]] = {}
+    for name in [*([] if settings.file else settings.prompts), *settings.extend]:
+        task, _, split = name.partition("/") if name.split("/")[0] in NAMES else (name, "", "")  # a file's path
+        rows = load_prompts(task, split=split or "train", data_dir=data_dir, limit=settings.limit).items
+        prompts = [prompt for row in rows for prompt in parts_of(row, settings.chunks) if prompt.id not in done]
+        found[name] = sorted(prompts, key=lambda prompt: (len(prompt.text), prompt.id))
+    if twice := _twice(prompt.id for prompts in found.values() for prompt in prompts):
+        remedy = "name each set once, and give files of your own different names"
+        raise ConfigError("two prompts of the corpus have one id", value=twice, remedy=remedy)
+    return found
+
+
+def _twice(ids: Iterable[str]) -> str | None:
+    """The first id that occurs a second time."""
+    seen: set[str] = set()
+    for id in ids:
+        if id in seen:
+            return id
+        seen.add(id)
+    return None
 
 
 def split_texts(texts: Iterable[Text], parts: Mapping[str, float]) -> dict[str, list[Text]]:

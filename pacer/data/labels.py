@@ -22,6 +22,7 @@ from pacer.data.corpus import Text
 from pacer.decoding.distributions import signals
 from pacer.decoding.verify import leading
 from pacer.errors import ConfigError
+from pacer.models.copying import copied_last, supported, token_of
 from pacer.models.stack import Stack, causal_mask
 from pacer.settings import LabelSettings
 
@@ -32,16 +33,19 @@ STARTS = ("uniform", "rounds", "all")
 class Rounds:
     """The simulated rounds of one text, as tensors on the CPU.
 
-    ``starts (S,)``: committed tokens before the round. ``tokens``, ``logprob``, ``entropy (S, g)``: the draft and its
-    signals at temperature 1. ``counts (S,)``: drafted tokens, up to and with a stop id. ``accepted (S,)``: leading
-    tokens that equal the text. ``known (S,)``: leading tokens whose fate the text tells (a text cut by length ends
-    before the target's verdict on what lies beyond).
+    ``starts (S,)``: committed tokens before the round. ``tokens``, ``logprob``, ``entropy``, ``margin (S, g)``: the
+    draft and its signals at temperature 1. ``match (S, g)``: length of the context's n-gram that the token continues
+    (:mod:`pacer.models.copying`; 0: none). ``counts (S,)``: drafted tokens, up to and with a stop id. ``accepted
+    (S,)``: leading tokens that equal the text. ``known (S,)``: leading tokens whose fate the text tells (a text cut by
+    length ends before the target's verdict on what lies beyond).
     """
 
     starts: Tensor
     tokens: Tensor
     logprob: Tensor
     entropy: Tensor
+    margin: Tensor
+    match: Tensor
     counts: Tensor
     accepted: Tensor
     known: Tensor
@@ -87,25 +91,25 @@ def draft_rounds(
     cache.at(places, length)
     states = draft.run(draft.embed(path), 0, draft.n_layers, places, causal_mask(places, length), cache)
     last = states[:, starts - 1]
-    tokens: list[Tensor] = []
-    logprobs: list[Tensor] = []
-    entropies: list[Tensor] = []
+    head_ids = None if draft.head_ids is None else draft.head_ids.to(device)
+    context = torch.nn.functional.pad(path, (0, gamma)).repeat(count, 1)  # (S, P + g): a round's text and its draft
+    steps: list[tuple[Tensor, ...]] = []
     for step in range(gamma):
         if step > 0:
             extent = length + step * count
             slots = torch.arange(extent - count, extent, device=device)[None]
             mask = _segment_mask(starts, length, step, extent)
-            x = draft.embed(tokens[-1][None])
+            x = draft.embed(steps[-1][0][None])
             last = draft.run(x, 0, draft.n_layers, (starts + step - 1)[None], mask, cache.at(slots, extent))
-        logits = draft.readout(last)[0]
+        copied = copied_last(context, starts + step)
+        logits = draft.readout(last[0], copied)
         if draft.head_ids is None:
             logits = logits[..., :vocab_size]
         row = logits.argmax(-1)
-        logprob, entropy = signals(logits, row)
-        tokens.append(row if draft.head_ids is None else draft.head_ids.to(device)[row])
-        logprobs.append(logprob)
-        entropies.append(entropy)
-    return _judged(text, path[0], starts, torch.stack(tokens, 1), logprobs, entropies, stop_ids)
+        token = token_of(row, head_ids, copied)
+        context.scatter_(1, (starts + step)[:, None], token[:, None])
+        steps.append((token, *signals(logits, row), supported(token, copied)))
+    return _judged(text, path[0], starts, [torch.stack(column, 1) for column in zip(*steps, strict=True)], stop_ids)
 
 
 def _segment_mask(starts: Tensor, length: int, step: int, extent: int) -> Tensor:
@@ -117,10 +121,8 @@ def _segment_mask(starts: Tensor, length: int, step: int, extent: int) -> Tensor
     return (on_path | own)[None, None]
 
 
-def _judged(
-    text: Text, path: Tensor, starts: Tensor, tokens: Tensor, logprobs: list[Tensor], entropies: list[Tensor],
-    stop_ids: Sequence[int],
-) -> Rounds:  # fmt: skip
+def _judged(text: Text, path: Tensor, starts: Tensor, drawn: list[Tensor], stop_ids: Sequence[int]) -> Rounds:
+    tokens, logprob, entropy, margin, match = drawn
     gamma, length = tokens.shape[1], len(path)
     place = starts[:, None] + torch.arange(gamma, device=path.device)
     inside = place < length
@@ -130,7 +132,7 @@ def _judged(
     accepted = torch.minimum(leading(equal), counts)
     cut_short = accepted == (length - starts)  # all the text there is agreed: only an ended text tells the rest
     known = torch.where(cut_short & text.cut, length - starts, torch.full_like(starts, gamma))
-    found = (starts, tokens, torch.stack(logprobs, 1), torch.stack(entropies, 1), counts, accepted, known)
+    found = (starts, tokens, logprob, entropy, margin, match, counts, accepted, known)
     return Rounds(*(value.cpu() for value in found))
 
 

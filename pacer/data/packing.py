@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Packed:
 
     ``source``: the place whose draft state produced the token (−1: none). ``index``: place in the draft from 1, 0 on
     the path. ``document``: text (−1: padding). ``segment``: 0 on the path, else the round's number in the row.
-    ``start``: for segments, the committed length. ``used``: labels that count.
+    ``start``: for segments, the committed length. ``used``: labels that count. ``logprob`` … ``cumulative``: the
+    draft's signals, 0 on the path. ``produced (B, N, H)``: the states at ``source``, where they were stored before.
     """
 
     ids: Tensor
@@ -40,11 +42,18 @@ class Packed:
     start: Tensor
     logprob: Tensor
     entropy: Tensor
+    margin: Tensor
+    match: Tensor
+    cumulative: Tensor
     labels: Tensor
     used: Tensor
+    produced: Tensor | None = None
 
     def to(self, device: torch.device) -> Packed:
-        return Packed(**{name: value.to(device) for name, value in vars(self).items()})
+        moved: dict[str, Any] = {
+            name: None if value is None else value.to(device) for name, value in vars(self).items()
+        }
+        return Packed(**moved)
 
 
 def packed_length(text: Text, rounds: Rounds) -> int:
@@ -97,13 +106,21 @@ def _document(
         "start": both(torch.zeros(length, dtype=torch.long), rounds.starts[segment]),
         "logprob": both(zeros, rounds.logprob[real]),
         "entropy": both(zeros, rounds.entropy[real]),
+        "margin": both(zeros, rounds.margin[real]),
+        "match": both(zeros, rounds.match[real]),
+        "cumulative": both(zeros, rounds.logprob.cumsum(1)[real]),
         "labels": both(zeros, labels[real]),
         "used": both(torch.zeros(length, dtype=torch.bool), used[real]),
     }  # fmt: skip
 
 
-def pack(rows: Sequence[Sequence[tuple[Text, Rounds]]], label: str) -> Packed:
+def pack(
+    rows: Sequence[Sequence[tuple[Text, Rounds]]], label: str, produced: Sequence[Sequence[Tensor]] | None = None
+) -> Packed:
     """Rows of texts with their rounds → one batch, padded to the longest row.
+
+    Args:
+        produced: the draft states of each text ``(n, H)``, if they are at hand.
 
     Raises:
         PacerError: a text without a supervised token; it is named.
@@ -119,19 +136,22 @@ def pack(rows: Sequence[Sequence[tuple[Text, Rounds]]], label: str) -> Packed:
             parts.append(part)
             offset, segments = offset + len(part["ids"]), segments + len(rounds.starts)
         columns.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-    longest = max(len(column["ids"]) for column in columns)
+        if produced is not None:
+            columns[-1]["produced"] = torch.cat(list(produced[len(columns) - 1]))
     padding = {"document": PAD, "source": PAD}
 
     def padded(name: str) -> Tensor:
-        return torch.stack(
-            [torch.nn.functional.pad(c[name], (0, longest - len(c[name])), value=padding.get(name, 0)) for c in columns]
-        )
+        return torch.nn.utils.rnn.pad_sequence([c[name] for c in columns], True, padding.get(name, 0))
 
     return Packed(**{name: padded(name) for name in columns[0]})
 
 
-def sees(batch: Packed) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The rule of the mask as ``(row, head, query, key) → bool``: FlexAttention's form, and the dense mask's too."""
+def sees(batch: Packed, prefix: bool = True) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """The rule of the mask as ``(row, head, query, key) → bool``: FlexAttention's form, and the dense mask's too.
+
+    Args:
+        prefix: a segment sees the path up to its start; else itself alone.
+    """
     document, segment, position, start = batch.document, batch.segment, batch.positions, batch.start
 
     def rule(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -140,23 +160,23 @@ def sees(batch: Packed) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
         query_on_path = segment[row, query] == 0
         earlier = position[row, key] <= position[row, query]
         before_start = position[row, key] < start[row, query]
-        from_path = key_on_path & torch.where(query_on_path, earlier, before_start)
+        from_path = key_on_path & torch.where(query_on_path, earlier, before_start & prefix)
         return same & (from_path | ((segment[row, query] == segment[row, key]) & earlier & ~key_on_path))
 
     return rule
 
 
-def dense_mask(batch: Packed) -> Tensor:
+def dense_mask(batch: Packed, prefix: bool = True) -> Tensor:
     """``(B, 1, N, N)`` bool. A padding place sees the other padding of its row, so no query is left without a key."""
     rows, n = batch.ids.shape
     place = torch.arange(n, device=batch.ids.device)
     row = torch.arange(rows, device=batch.ids.device)[:, None, None]
-    return sees(batch)(row, row, place[None, :, None], place[None, None, :])[:, None]
+    return sees(batch, prefix)(row, row, place[None, :, None], place[None, None, :])[:, None]
 
 
-def attention_mask(batch: Packed) -> Tensor | BlockMask:
+def attention_mask(batch: Packed, prefix: bool = True) -> Tensor | BlockMask:
     """FlexAttention's block mask on a GPU (no N × N memory), the dense mask elsewhere."""
     if batch.ids.device.type != "cuda":
-        return dense_mask(batch)
+        return dense_mask(batch, prefix)
     rows, n = batch.ids.shape
-    return create_block_mask(sees(batch), rows, None, n, n, device=batch.ids.device)
+    return create_block_mask(sees(batch, prefix), rows, None, n, n, device=batch.ids.device)

@@ -12,8 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from pacer.data.renderings import crossed, split_name
 from pacer.data.splits import is_tuning, part_of
-from pacer.data.templates import LIMITS, MARKS, TEMPLATES, Item, Limits, task_of
+from pacer.data.templates import LIMITS, MARKS, TEMPLATES, Item, Limits, Prompt, task_of
 from pacer.errors import ConfigError, SourceError
 from pacer.resources import resource
 
@@ -47,20 +48,6 @@ HOW_LOCAL = "put JSON lines at <data_dir>/<name>/<split>.jsonl and set paths.dat
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """One request of a benchmark: its user text, and the whole row for scoring.
-
-    `shots` are worked examples, as pairs (user text, answer), that come before it.
-    """
-
-    id: str
-    task: str
-    text: str
-    item: Item
-    shots: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
 class PromptSet:
     """The prompts of one benchmark split. `sample`: written for this project; `source`: file, folder or hub id."""
 
@@ -84,7 +71,8 @@ def load_prompts(
     ``data_dir="hub"`` the Hugging Face hub; the packaged samples.
 
     Args:
-        name: one of `NAMES`, or a path of JSON (lines) with the field `prompt` or a benchmark's fields.
+        name: one of `NAMES`, or a path of JSON (lines) with the field `prompt` or a benchmark's fields; name or split
+            may end in ``>template``: the rows rendered by another task's template, such as ``cnn_dm>xsum``.
         split: train, validation or test; or a path, read with the template of `name`.
         data_dir: folder of real data, or "hub".
         limit: only the first so many.
@@ -96,6 +84,7 @@ def load_prompts(
     """
     if limit is not None and limit < 0:
         raise ConfigError("a limit of prompts below 0", value=limit)
+    (name, template), (split, of_split) = split_name(name), split_name(split)
     own = next((text for text in (name, split) if text.endswith(FILE_ENDINGS)), None)
     if own is None:
         found = _load_named(name, split, data_dir)
@@ -103,6 +92,8 @@ def load_prompts(
         found = _load_own(Path(own).expanduser(), None if own == name else _known(name))
     if not found.items:
         raise SourceError(f"no prompts in {found.name}", value=found.source)
+    if other := template or of_split:
+        found = replace(found, name=f"{name}>{other}", items=[crossed(prompt, other) for prompt in found.items])
     if few_shot:
         found = _with_shots(found, data_dir, few_shot)
     return replace(found, items=found.items[:limit])

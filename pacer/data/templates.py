@@ -10,6 +10,20 @@ Item = Mapping[str, Any]  # one row, as its publisher wrote it
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """One request of a benchmark: its user text, and the whole row for scoring.
+
+    `shots` are worked examples, as pairs (user text, answer), that come before it.
+    """
+
+    id: str
+    task: str
+    text: str
+    item: Item
+    shots: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Limits:
     """How far an answer of a task may go: a budget of new tokens, and strings that end it."""
 
@@ -29,10 +43,14 @@ LIMITS: dict[str, Limits] = {
     "prompt": Limits(256),
 }
 
+# Tasks about an article: the field that holds it, and how many of its words a prompt takes.
+WORDS = {"cnn_dm": ("article", 300), "xsum": ("document", 250)}
 
-def first_words(text: str, count: int) -> str:
-    """The first `count` whitespace-separated words, joined by single spaces."""
-    return " ".join(text.split()[:count])
+
+def _article(task: str, item: Item) -> str:
+    """The article's first words, joined by single spaces."""
+    field, count = WORDS[task]
+    return " ".join(item[field].split()[:count])
 
 
 def _gsm8k(item: Item) -> str:
@@ -49,11 +67,11 @@ def _mbpp(item: Item) -> str:
 
 
 def _cnn_dm(item: Item) -> str:
-    return "Summarize the following article.\n\n" + first_words(item["article"], 300)
+    return "Summarize the following article.\n\n" + _article("cnn_dm", item)
 
 
 def _xsum(item: Item) -> str:
-    return "Summarize the following article in one sentence.\n\n" + first_words(item["document"], 250)
+    return "Summarize the following article in one sentence.\n\n" + _article("xsum", item)
 
 
 def _mt_bench(item: Item) -> str:

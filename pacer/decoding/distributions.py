@@ -5,11 +5,15 @@ Shapes: … any leading dimensions, B rows, g drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from pacer.errors import UnsupportedError
 from pacer.settings import SamplingSettings
+
+LEAST = -100.0  # a log-probability that is as good as none
 
 
 def check_sampling(sampling: SamplingSettings) -> None:
@@ -82,9 +86,20 @@ def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last)
 
 
-def signals(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """What a draft says of its own token: log-probability of ``ids (…)`` and entropy in nats, both at temperature 1."""
+class Signals(NamedTuple):
+    """What a draft says of its own token, at temperature 1 ``(…)`` each.
+
+    ``logprob``: of the token. ``entropy``: in nats. ``margin``: log-probability of the likeliest over the second's.
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+    margin: Tensor
+
+
+def signals(logits: Tensor, ids: Tensor) -> Signals:
+    """Signals of the tokens ``ids (…)`` under ``logits (…, V)``; −∞ is a row without probability."""
     logp = logits.float().log_softmax(-1)
-    p = logp.exp()
-    entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1)  # a one-hot row has entropy 0, not NaN
-    return logp.gather(-1, ids[..., None]).squeeze(-1), entropy
+    entropy = -(logp.exp() * logp.clamp_min(LEAST)).sum(-1)  # a one-hot row has entropy 0, not NaN
+    first, second = logp.topk(min(2, logp.shape[-1]), dim=-1).values[..., (0, -1)].unbind(-1)
+    return Signals(logp.gather(-1, ids[..., None]).squeeze(-1), entropy, (first - second).clamp_max(-LEAST))

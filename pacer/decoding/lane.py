@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pacer.models.cache import ContiguousCache
+from pacer.models.preverifier_layer import Layers
 from pacer.models.stack import Stack, causal_mask
 
 PREFILL_CHUNK = 1024  # tokens of a prompt read at once: bounds the memory of the mask and the activations
@@ -16,7 +17,7 @@ PREFILL_CHUNK = 1024  # tokens of a prompt read at once: bounds the memory of th
 class Lane:
     """Layers ``a … b`` of a stack over B rows. ``lengths[i]`` tokens of row i are in the cache; rollback sets it."""
 
-    def __init__(self, stack: Stack, a: int = 0, b: int | None = None) -> None:
+    def __init__(self, stack: Stack | Layers, a: int = 0, b: int | None = None) -> None:
         self.stack, self.a, self.b = stack, a, stack.n_layers if b is None else b
         self.lengths: list[int] = []
         self._cache: ContiguousCache | None = None
@@ -61,6 +62,7 @@ class Lane:
 
     def feed_ids(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
         """:meth:`feed` for token ids ``(B, n)``."""
+        assert isinstance(self.stack, Stack), "a pre-verifier's layers read entries, not ids"
         return self.feed(self.stack.embed(ids), counts)
 
     def truncate(self, lengths: Sequence[int]) -> None:

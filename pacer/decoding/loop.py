@@ -58,7 +58,7 @@ class Decoder:
         self.target, self.drafter, self.controller, self.decode = target, drafter, controller, decode
         self.lane, self.clock = Lane(target), Clock(target.device)
         self.proposer: Proposer | None = None
-        if drafter is not None and controller is not None:
+        if drafter is not None and controller is not None and controller.gamma_max > 0:  # else: plain decoding
             self.proposer = Proposer(drafter, controller, target.context, self.clock)
         self.greedy = self.sampling.temperature == 0
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacer.decoding.clock import Clock
-from pacer.decoding.controllers.base import Controller
+from pacer.decoding.controllers.base import ASK, Controller
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.request import Row
 
@@ -56,9 +56,9 @@ class Proposer:
         self._stop_ids = stop_ids
 
     def prefill(self, rows: Sequence[Row]) -> None:
-        """Read the prompts, unless nothing will ever be drafted."""
+        """Read the prompts, unless no row has room for a draft."""
         wanted = [self.drafter.room(row) > 0 for row in rows]
-        if self.controller.gamma_max == 0 or not any(wanted):
+        if not any(wanted):
             return
         self.drafter.read(rows, wanted)
         self.clock.lap("draft")
@@ -117,18 +117,25 @@ class Proposer:
     def _judge(
         self, rows: Sequence[Row], tokens: list[Tensor], scores: list[Tensor], open_rows: list[bool], stops: list[str]
     ) -> tuple[list[bool], list[str]]:
-        """Ask the controller about the block just drawn; one host read where the answer depends on the device."""
-        go_on, block_scores = self.controller.judge(self.drafter.record, rows, len(tokens), open_rows)
-        if block_scores is not None:  # a row that ended inside the block was not read: it has no estimate there
-            judged = torch.tensor(open_rows, device=block_scores.device)[:, None]
-            scores.append(block_scores.masked_fill(~judged, torch.nan))
-        if go_on is None:
-            return open_rows, stops
-        ended = is_stop(torch.cat(tokens, 1), self._stop_ids).any(1)
-        answer = torch.stack([go_on, ended]).tolist()
-        self.clock.lap("preverify")
+        """Ask the controller about the block just drawn: one host read of its verdicts, one more where it asks."""
+        record, drawn = self.drafter.record, len(tokens)
+        verdicts, block_scores = self.controller.judge(record, rows, drawn, open_rows)
+        judged, going, over = list(open_rows), list(open_rows), [False] * len(rows)
+        if verdicts is not None:
+            ended = is_stop(torch.cat(tokens, 1), self._stop_ids).any(1)
+            going, over = torch.stack([verdicts, ended]).tolist()
+            asked = [is_open and not o and v == ASK for is_open, v, o in zip(open_rows, going, over, strict=True)]
+            if any(asked):
+                answers, block_scores = self.controller.ask(record, rows, drawn, asked)
+                assert answers is not None
+                going = [a if q else v for a, q, v in zip(answers.tolist(), asked, going, strict=True)]
+                judged = asked
+            self.clock.lap("preverify")
+        if block_scores is not None:  # a row that was not asked, or ended inside the block, has no estimate there
+            mask = torch.tensor(judged, device=block_scores.device)[:, None]
+            scores.append(block_scores.masked_fill(~mask, torch.nan))
         still, reasons = list(open_rows), list(stops)
-        for i, (going, saw_stop) in enumerate(zip(*answer, strict=True)):
-            if open_rows[i] and (saw_stop or not going):
-                still[i], reasons[i] = False, "eos" if saw_stop else self.controller.stop
+        for i, is_open in enumerate(open_rows):
+            if is_open and (over[i] or not going[i]):
+                still[i], reasons[i] = False, "eos" if over[i] else self.controller.stop
         return still, reasons

@@ -5,19 +5,21 @@ An arm continues a batch of requests and returns trace lines; arms share models,
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import is_sklearn_available
 
-from pacer.arms import is_reference, method_settings
+from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.assemble import Models, make_decoder
 from pacer.decoding.request import Request
 from pacer.decoding.trace import request_line
-from pacer.errors import ConfigError
+from pacer.errors import ConfigError, UnsupportedError
 from pacer.settings import SamplingSettings
 
 Line = dict[str, object]
@@ -33,7 +35,7 @@ class Arm:
 
 
 def make_arm(name: str, models: Models, sampling: SamplingSettings) -> Arm:
-    """The arm of this name: ``sd gamma=4``, ``hf_generate``, ``hf_assisted [gamma=N]``."""
+    """The arm of this name: ``sd gamma=4``, ``hf_generate``, ``hf_assisted [gamma=N]``, ``hf_dynamic``, …"""
     if is_reference(name):
         return Arm(name, "exact", _transformers(name, models, sampling))
     method = method_settings(name)
@@ -49,7 +51,12 @@ def make_arm(name: str, models: Models, sampling: SamplingSettings) -> Arm:
 
 
 def _transformers(name: str, models: Models, sampling: SamplingSettings) -> Callable[[Sequence[Request]], list[Line]]:
-    """``generate`` with transformers' own attention; one request at a time, prefill inside its time."""
+    """``generate`` with transformers' own attention; one request at a time, prefill inside its time.
+
+    The assistant is our draft's layers with the whole vocabulary's head, without its copy head: that one is unknown to
+    transformers. While an arm runs, the assistant has the arm's own generation config, in which transformers' schedules
+    keep what they have learnt: arms that share the assistant share no settings and no state.
+    """
     kind, *words = name.split()
     options: dict[str, Any] = {"do_sample": False} if sampling.temperature == 0 else {
         "do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k or None, "top_p": sampling.top_p
@@ -57,41 +64,58 @@ def _transformers(name: str, models: Models, sampling: SamplingSettings) -> Call
     if sampling.repetition_penalty != 1.0:
         options["repetition_penalty"] = sampling.repetition_penalty
     used: list[PreTrainedModel] = [models.target.model]
-    window: dict[str, Any] = {}
-    if kind == "hf_assisted":
+    if kind in ASSISTED_ARMS:
         if models.draft_full is None:
-            raise ConfigError("hf_assisted needs a draft model", remedy="set model.draft")
-        window = _assistant(words, name)
+            raise ConfigError(f"{kind} needs a draft model", remedy="set model.draft")
         options["assistant_model"] = models.draft_full.model
         used.append(models.draft_full.model)
+    configs: list[GenerationConfig] = [copy.deepcopy(model.generation_config) for model in used]
+    if kind in ASSISTED_ARMS:
+        configs[1].update(**_assistant(kind, words, name))
 
     def run(requests: Sequence[Request]) -> list[Line]:
-        for model in used:
+        others = [model.generation_config for model in used]
+        for model, config in zip(used, configs, strict=True):
             model.set_attn_implementation("sdpa")
-        used[-1].generation_config.update(**window)  # here, since arms share the assistant
+            model.generation_config = config
         try:
             return [_generate(models, request, options) for request in requests]
         finally:
-            for model in used:
+            for model, config in zip(used, others, strict=True):
                 model.set_attn_implementation("pacer_sdpa")
+                model.generation_config = config
 
     return run
 
 
-def _assistant(words: Sequence[str], name: str) -> dict[str, Any]:
-    """Transformers' defaults (20 tokens, stop below probability 0.4), or a fixed window for ``gamma=N``."""
-    if not words:
+def _assistant(kind: str, words: Sequence[str], name: str) -> dict[str, Any]:
+    """Settings of the assistant's draft length.
+
+    ``hf_assisted``: transformers' defaults, up to 20 tokens, until one's probability is below 0.4. Where scikit-learn
+    is installed, as it is with pacer, transformers also refits that threshold after each pass (to the least FPR +
+    3·FNR on this request's tokens so far). ``hf_dynamic`` is the same and refuses to run without the refit. Each
+    request begins at 0.4 again: transformers 5.24 refits a copy, though its documentation says otherwise.
+    ``hf_assisted gamma=N`` is a fixed window, nothing else.
+    ``hf_heuristic`` is transformers' older default: begin with 5 tokens, 2 more after full acceptance, else 1 fewer, no
+    threshold; the number goes on from request to request, warm-up included, as transformers means it.
+    """
+    constant = {"num_assistant_tokens_schedule": "constant"}
+    if words:
+        key, _, value = words[0].partition("=")
+        if kind != "hf_assisted" or len(words) != 1 or key != "gamma" or not value.isdigit():
+            raise ConfigError(f"cannot read arm {name!r}", allowed="hf_assisted, or hf_assisted gamma=N")
+        return {"num_assistant_tokens": int(value), "assistant_confidence_threshold": 0.0, **constant}
+    if kind == "hf_heuristic":
         return {
-            "num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4,
-            "num_assistant_tokens_schedule": "constant",
+            "num_assistant_tokens": 5, "assistant_confidence_threshold": 0.0,
+            "num_assistant_tokens_schedule": "heuristic",
         }  # fmt: skip
-    key, _, value = words[0].partition("=")
-    if len(words) != 1 or key != "gamma" or not value.isdigit():
-        raise ConfigError(f"cannot read arm {name!r}", allowed="hf_assisted, or hf_assisted gamma=N")
-    return {
-        "num_assistant_tokens": int(value), "assistant_confidence_threshold": 0.0,
-        "num_assistant_tokens_schedule": "constant",
-    }  # fmt: skip
+    if kind == "hf_dynamic" and not is_sklearn_available():
+        raise UnsupportedError(
+            "hf_dynamic needs scikit-learn, with which transformers refits its threshold",
+            remedy="pip install scikit-learn, or use hf_assisted, whose threshold stays at 0.4 without it",
+        )
+    return {"num_assistant_tokens": 20, "assistant_confidence_threshold": 0.4, **constant}
 
 
 @torch.inference_mode()

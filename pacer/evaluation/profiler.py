@@ -70,8 +70,8 @@ def _preverifier(models: Models, n: int, batch: int, context: int) -> Callable[[
     signal = torch.zeros(batch, n, device=states.device)
 
     def run() -> Tensor:
-        lane.lengths = [context] * batch
-        features = module.select(signal, signal, index)
+        lane.lengths = [context if module.sees_prefix else 0] * batch
+        features = module.select(lambda name: signal, index)
         hidden = lane.feed(module.entries(states, ids, index, features), [n] * batch)
         return module.logits(hidden, features).float().sigmoid()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pacer.evaluation.replay import rules
 from pacer.settings import CostSettings
 
 Floats = NDArray[np.float64]
@@ -58,25 +59,10 @@ def oracle(accepted: Ints, costs: CostSettings) -> Outcome:
 def blockwise(
     scores: Floats, counts: Ints, b: int, t0: float, rho: float, gamma_max: int, rule: str = "mean"
 ) -> tuple[Ints, Ints]:
-    """Draft lengths and pre-verifier calls of PACER's rule on ``scores (S, g)``.
-
-    As in decoding: no call after the last block that fits; a block with a stop id is judged before the id is seen, and
-    ends the draft whatever the answer.
-    """
-    rounds, width = scores.shape
-    top = min(gamma_max, width)
-    limit = np.minimum(counts, top)
-    length = np.zeros(rounds, dtype=np.int64)
-    calls = np.zeros(rounds, dtype=np.int64)
-    going = limit > 0
-    for k, start in enumerate(range(0, top, b)):
-        block = scores[:, start : start + b]
-        value = {"mean": block.mean(1), "min": block.min(1), "product": block.prod(1)}[rule]
-        length = np.where(going, np.minimum(start + b, limit), length)
-        asked = going & (start + b < top)
-        calls += asked
-        going = asked & (value >= t0 * rho**k) & (start + b < counts)
-    return length, calls
+    """Draft lengths and pre-verifier calls of PACER's rule on ``scores (S, g)``, as replay has it."""
+    limit = np.full(len(scores), min(gamma_max, scores.shape[1]))
+    drawn, asked = rules.blockwise(scores, counts, b, t0, rho, limit, rule)
+    return np.minimum(drawn, counts), asked.sum(1)
 
 
 def tune(

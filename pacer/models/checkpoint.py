@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +23,44 @@ from pacer.models.stack import Stack
 FORMAT = 1
 
 
-def identity(stack: Stack) -> dict[str, Any]:
+def identity(stack: Stack, *, layers: bool = False) -> dict[str, Any]:
     """What a trained part must find again: family, sizes, and a fingerprint of some weights.
 
-    The fingerprint is taken after rounding to bfloat16, so it is the same for a model loaded in any wider dtype.
+    The fingerprints are taken after rounding to bfloat16, so they are the same for a model loaded in any wider dtype.
+
+    Args:
+        layers: also of some rows of every weight of the layers: for a draft, whose embedding is the target's, they
+            are what tells one from another.
     """
     config = stack.config
-    digest = hashlib.sha256()
     rows = stack.embedding.weight.detach()
-    picks = [rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]
-    for tensor in picks:
-        digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes())
-    return {
+    found = {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": stack.n_layers,
         "vocab_size": config.vocab_size,
-        "fingerprint": digest.hexdigest()[:16],
+        "fingerprint": _digest([rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]),
     }
+    if layers:
+        weights = [w.detach() for w in getattr(stack.decoder, stack.family.layers).parameters()]
+        found["layers"] = _digest([w[:: max(1, w.shape[0] // 16)] for w in weights])
+    return found
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def check_identity(found: Mapping[str, Any], stack: Stack, part: str) -> None:
-    """Refuse a part that was made for another model.
+    """Refuse a part that was made for another model. Layers are compared where they were recorded.
 
     Raises:
         MismatchError: naming the first differing field and both values.
     """
-    for key, value in identity(stack).items():
+    for key, value in identity(stack, layers="layers" in found).items():
         if found.get(key) != value:
             raise MismatchError(
                 f"{part} belongs to another model: {key} is {value!r} here",

@@ -1,8 +1,8 @@
 """Draft models made of the target: some of its layers, its frozen embedding, a reduced head.
 
-What is trained: the copied layers, the final norm and a square ``projection`` in front of the head. The head's rows
-are the target's own (only the most frequent ids), so a checkpoint needs to hold none of them; for decoding the
-projection is multiplied into the rows once.
+What is trained: the copied layers, the final norm, a square ``projection`` in front of the head and the gates of
+copying. The head's rows are the target's own (only the most frequent ids), so a checkpoint needs to hold none of them;
+for decoding the projection is multiplied into the rows once.
 
 Shapes: H width, V ids in the head.
 """
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pacer.errors import ConfigError, MismatchError
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
+from pacer.models.copying import Copied, CopyHead
 from pacer.models.stack import Stack
 
 KIND = "draft_layers"
@@ -44,9 +45,10 @@ class TrainableDraft(nn.Module):
 
     Args:
         target: the model it is cut from. layers: which of its layers. head_ids: ids of the reduced head ``(V,)``.
+        copying: with gates that copy from the context.
     """
 
-    def __init__(self, target: Stack, layers: Sequence[int], head_ids: Tensor) -> None:
+    def __init__(self, target: Stack, layers: Sequence[int], head_ids: Tensor, copying: bool = False) -> None:
         super().__init__()
         if not layers or any(not 0 <= i < target.n_layers for i in layers):
             raise ConfigError("no such target layers", value=list(layers), allowed=f"0 … {target.n_layers - 1}")
@@ -63,6 +65,9 @@ class TrainableDraft(nn.Module):
         self.layers, self.norm = nn.ModuleList(copies), copy.deepcopy(target.norm)
         self.projection = nn.Linear(target.width, target.width, bias=False, dtype=target.dtype, device=target.device)
         nn.init.eye_(self.projection.weight)
+        self.copying: CopyHead | None = None
+        if copying:
+            self.copying = self._copy_head(target, head_ids.to(target.device))
         self.requires_grad_(True)
         decoder = getattr(model, target.family.decoder)
         setattr(decoder, target.family.layers, self.layers)
@@ -75,15 +80,27 @@ class TrainableDraft(nn.Module):
         head = nn.Linear(target.width, len(head_ids), bias=False, device="meta")
         head.weight = nn.Parameter(rows.clone(), requires_grad=False)
         setattr(model, target.family.head, head)
-        self._stack = [Stack(model.eval(), head_ids)]  # in a list: not a child, its tensors are registered above
+        # in a list: not a child, its tensors are registered above
+        self._stack = [Stack(model.eval(), head_ids, self.copying)]
+
+    def _copy_head(self, target: Stack, head_ids: Tensor) -> CopyHead:
+        rows = target.head.weight.detach()
+        head_of = torch.full((len(rows),), len(head_ids), device=rows.device)
+        head_of[head_ids] = torch.arange(len(head_ids), device=rows.device)
+        return CopyHead(rows, head_of, self.projection.weight)
 
     @property
     def stack(self) -> Stack:
         return self._stack[0]
 
-    def logits(self, states: Tensor) -> Tensor:
-        """States before the norm ``(…, H)`` → logits over the head's ids ``(…, V)``, in training form."""
-        return self.stack.head(self.projection(self.norm(states)))
+    def logits(self, states: Tensor, copied: Copied | None = None) -> Tensor:
+        """States before the norm ``(…, H)`` → logits over the head's ids ``(…, V)``, in training form.
+
+        With candidates ``(…)``: ``(…, V + 1)``, as :meth:`pacer.models.stack.Stack.readout`.
+        """
+        normed = self.norm(states)
+        logits = self.stack.head(self.projection(normed))
+        return logits if copied is None or self.copying is None else self.copying(normed, logits, copied)
 
     @torch.no_grad()
     def merged(self, *, full: bool = False, target: Stack | None = None) -> Stack:
@@ -99,7 +116,11 @@ class TrainableDraft(nn.Module):
         setattr(stack.model, stack.family.head, head)
         self.requires_grad_(False)
         whole = full or stack.head_ids is None or len(stack.head_ids) == stack.vocab_size
-        return Stack(stack.model, None if whole else stack.head_ids)
+        copying = self.copying
+        if whole and copying is not None:
+            rows, head_of, projection = copying.shared
+            copying = copying.sharing(rows, torch.arange(len(head_of), device=head_of.device), projection)
+        return Stack(stack.model, None if whole else stack.head_ids, copying)
 
 
 def save_draft(folder: Path, draft: TrainableDraft, target: Stack, extra: dict[str, Any], card: str) -> Path:
@@ -107,7 +128,9 @@ def save_draft(folder: Path, draft: TrainableDraft, target: Stack, extra: dict[s
     tensors = {k: v.to(torch.bfloat16) for k, v in draft.named_parameters()}
     assert draft.stack.head_ids is not None
     tensors["head_ids"] = draft.stack.head_ids.to(torch.int32)
-    return save_checkpoint(folder, tensors, {"kind": KIND, "target": identity(target), **extra}, card)
+    return save_checkpoint(
+        folder, tensors, {"kind": KIND, "target": identity(target), "copying": draft.copying is not None, **extra}, card
+    )
 
 
 def load_draft(folder: Path, target: Stack) -> TrainableDraft:
@@ -120,6 +143,6 @@ def load_draft(folder: Path, target: Stack) -> TrainableDraft:
     check_identity(config["target"], target, f"draft {folder.name}")
     if "head_ids" not in tensors:
         raise MismatchError(f"draft {folder.name} does not fit", value={"missing": ["head_ids"]})
-    draft = TrainableDraft(target, config["layers"], tensors.pop("head_ids").long())
+    draft = TrainableDraft(target, config["layers"], tensors.pop("head_ids").long(), config.get("copying", False))
     load_exactly(draft, tensors, f"draft {folder.name}")
     return draft

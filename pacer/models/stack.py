@@ -24,6 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from pacer.errors import UnsupportedError
 from pacer.models.cache import ContiguousCache
+from pacer.models.copying import Copied, CopyHead
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,16 @@ def check_supported(config: Any) -> Family:
 class Stack:
     """A causal LM as replaceable pieces. ``head_ids`` (V,) maps rows of a reduced head to token ids, None: identity.
 
+    ``copying``: of a draft that copies from its context.
+
     Raises:
         UnsupportedError: architecture or attention kind that cannot be cut or rolled back.
     """
 
-    def __init__(self, model: PreTrainedModel, head_ids: Tensor | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, head_ids: Tensor | None = None, copying: CopyHead | None = None) -> None:
         self.family = check_supported(model.config)
         self.model: Any = model
-        self.config, self.head_ids = model.config, head_ids
+        self.config, self.head_ids, self.copying = model.config, head_ids, copying
         model.set_attn_implementation("pacer_sdpa")
         self.decoder: Any = getattr(model, self.family.decoder)
         self.embedding: nn.Embedding = getattr(self.decoder, self.family.embed)
@@ -175,9 +178,14 @@ class Stack:
         """The final norm, which :meth:`run` leaves out: ``(…, H)`` → ``(…, H)``."""
         return self.norm(states)
 
-    def readout(self, states: Tensor) -> Tensor:
-        """States before the final norm ``(…, H)`` → logits ``(…, V)``; of any layer, for shared-head exits too."""
-        return self.head(self.normed(states))
+    def readout(self, states: Tensor, copied: Copied | None = None) -> Tensor:
+        """States before the final norm ``(…, H)`` → logits ``(…, V)``; of any layer, for shared-head exits too.
+
+        With candidates ``(…)`` of a stack that copies: ``(…, V + 1)``, the last row for a candidate the head lacks.
+        """
+        normed = self.normed(states)
+        logits = self.head(normed)
+        return logits if copied is None or self.copying is None else self.copying(normed, logits, copied)
 
     def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None) -> ContiguousCache:
         """A cache for layers a … b − 1 (all by default)."""

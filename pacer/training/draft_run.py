@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from pacer.assemble import checkpoint_folder, checkpoint_hash
 from pacer.data.batching import Loader, token_batches
 from pacer.data.corpus import Text
+from pacer.data.teacher import Predictions
+from pacer.errors import ConfigError, MismatchError
 from pacer.files import stable_hash
-from pacer.models.draft import TrainableDraft, frequent_ids, save_draft
+from pacer.models.draft import TrainableDraft, frequent_ids, load_draft, save_draft
 from pacer.models.stack import Stack
 from pacer.settings import DraftSettings, LoggerSettings, TrainerSettings
 from pacer.training.distill import IGNORE, DistillModule, collate_texts
@@ -20,12 +25,59 @@ from pacer.training.fit import fit, optimiser_steps
 VALIDATION_TEXTS = 96
 
 
+def starting_draft(
+    target: Stack, head_ids: Tensor, draft: DraftSettings, start_from: str | None, always: Sequence[int]
+) -> TrainableDraft:
+    """What training starts from: layers of the target under ``head_ids``, or a trained draft with a head of its own.
+
+    A checkpoint without gates for copying gets fresh ones if the settings ask for them.
+
+    Raises:
+        MismatchError: the checkpoint has other layers, a head of another size or without a needed id, or unused gates.
+    """
+    if start_from is None:
+        return TrainableDraft(target, draft.layers, head_ids, draft.copying)
+    folder = checkpoint_folder(start_from)
+    found = load_draft(folder, target)
+    own = found.stack.head_ids
+    assert own is not None
+    layers = json.loads((folder / "config.json").read_text())["layers"]
+    checks: list[tuple[str, object, object]] = [
+        ("layers", layers, list(draft.layers)),
+        ("head size", len(own), len(head_ids)),
+        ("needed ids that the head lacks", sorted(set(always) - set(own.tolist())), []),
+        ("copying", found.copying is not None or draft.copying, draft.copying),
+    ]
+    for what, there, here in checks:
+        if there != here:
+            remedy = "set model.draft like the checkpoint, or start from another"
+            raise MismatchError(
+                f"trainer.start_from={start_from}: {what}", value=there, allowed=str(here), remedy=remedy
+            )
+    if draft.copying and found.copying is None:
+        plain, found = found, TrainableDraft(target, draft.layers, own, copying=True)
+        found.load_state_dict(plain.state_dict(), strict=False)  # all but the gates
+    return found
+
+
 def _loader(
-    texts: Sequence[Text], batches: list[list[int]], head_ids: torch.Tensor, vocab: int, weight: float
+    texts: Sequence[Text],
+    batches: list[list[int]],
+    head_ids: Tensor,
+    vocab: int,
+    weight: float,
+    copying: bool,
+    teacher: Callable[[str], Predictions] | None = None,
+    prompt_labels: str = "text",
 ) -> Loader:
     head_of = torch.full((vocab,), IGNORE)
     head_of[head_ids] = torch.arange(len(head_ids))
-    return Loader(batches, lambda rows: collate_texts([texts[i] for i in rows], head_of, weight))
+    return Loader(
+        batches,
+        lambda rows: collate_texts(
+            [texts[i] for i in rows], head_of, weight, copying, teacher=teacher, prompt_labels=prompt_labels
+        ),
+    )
 
 
 def train_draft(
@@ -39,6 +91,7 @@ def train_draft(
     *,
     always: Sequence[int],
     command: str,
+    teacher: Callable[[str], Predictions] | None = None,
 ) -> Path:
     """Distil and save; returns the checkpoint folder ``folder/draft``.
 
@@ -46,9 +99,15 @@ def train_draft(
         target: in float32 (its layers are copied as master weights).
         texts, held_out: the target's own texts to learn from and to validate on; never the same.
         always: ids that the reduced head must cover (EOS, chat template).
+        teacher: name of a text to learn from → the target's predictions, where the trainer's settings ask for them.
     """
     head_ids = frequent_ids((t.prompt_ids + t.output_ids for t in texts), draft.head_size, always, target.vocab_size)
-    module_draft = TrainableDraft(target, draft.layers, head_ids)
+    module_draft = starting_draft(target, head_ids, draft, trainer.start_from, always)
+    assert module_draft.stack.head_ids is not None
+    head_ids = module_draft.stack.head_ids
+    if trainer.kl_weight and trainer.teacher_top_k >= len(head_ids):
+        k, allowed = trainer.teacher_top_k, f"less than the head's {len(head_ids)} ids"
+        raise ConfigError("trainer.teacher_top_k", value=k, allowed=allowed)
     lengths = [len(t.prompt_ids) + len(t.output_ids) for t in texts]
     batches = token_batches(lengths, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
     held_out = sorted(held_out, key=lambda t: stable_hash(t.id))[:VALIDATION_TEXTS]  # a mix of all tasks
@@ -57,24 +116,37 @@ def train_draft(
     module = DistillModule(module_draft, trainer, steps)
     figures = fit(
         module,
-        _loader(texts, batches, head_ids, target.vocab_size, trainer.prompt_weight),
-        _loader(held_out, checks, head_ids, target.vocab_size, 0.0),  # prompts are not what is judged
+        _loader(
+            texts, batches, head_ids, target.vocab_size, trainer.prompt_weight, draft.copying, teacher,
+            trainer.prompt_labels,
+        ),
+        _loader(held_out, checks, head_ids, target.vocab_size, 0.0, draft.copying),  # prompts are not what is judged
         trainer, logger, folder, stored=torch.bfloat16,
     )  # fmt: skip
     extra = {
-        "layers": list(draft.layers), "texts": len(texts), "tokens": sum(lengths), "steps": int(figures.pop("steps")),
-        "trainer": vars(trainer), "command": command, "validation": figures,
+        "layers": list(draft.layers), "texts": len(texts), "tokens": sum(lengths), "longest": max(lengths),
+        "steps": int(figures.pop("steps")), "trainer": vars(trainer), "command": command, "validation": figures,
     }  # fmt: skip
+    if trainer.start_from:
+        extra["start_sha256"] = checkpoint_hash(trainer.start_from)
     return save_draft(folder / "draft", module_draft, target, extra, card(extra))
 
 
 def card(extra: dict[str, Any]) -> str:
     """The model card: what it is, how it was made, what was measured."""
     lines = "\n".join(f"- {name}: {value:.4f}" for name, value in sorted(extra["validation"].items()))
+    trainer, more = extra["trainer"], ""
+    if trainer["start_from"]:
+        more += f"Started from the draft {trainer['start_from']} (sha256 {extra['start_sha256']}).\n\n"
+    if trainer["kl_weight"]:
+        k, share = trainer["teacher_top_k"], trainer["kl_weight"]
+        more += f"{share:g} of the loss is the divergence from the target's predictions (its top {k} ids).\n\n"
+    if trainer["prompt_labels"] == "teacher":
+        more += "Labels inside the prompts are the target's choices.\n\n"
     return (
         "# Draft model made of target layers\n\n"
         f"Layers {extra['layers']} of the target, distilled on {extra['texts']} of its own greedy texts "
         f"({extra['tokens']} tokens), {extra['steps']} optimiser steps. The embedding and the head's rows are the "
-        "target's own and are not in the file.\n\n"
+        f"target's own and are not in the file.\n\n{more}"
         f"Made by:\n\n    {extra['command']}\n\nValidation (greedy agreement with unseen target text):\n{lines}\n"
     )

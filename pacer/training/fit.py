@@ -15,6 +15,8 @@ import signal
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,21 @@ def optimiser_steps(batches: int, accumulate: int, max_steps: int | None = None)
     return min(steps, max_steps) if max_steps else steps
 
 
+@contextmanager
+def memory_errors(settings: TrainerSettings) -> Iterator[None]:
+    """Says which setting makes a step smaller when the device or the machine has no memory left for it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # PyTorch: OutOfMemoryError on a device, a RuntimeError on a CPU
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+        if not known:
+            raise
+        raise PacerError(
+            "out of memory in a training step: trainer.tokens_per_batch", value=settings.tokens_per_batch,
+            remedy="set it lower (and trainer.accumulate higher)",
+        ) from error  # fmt: skip
+
+
 def fit(
     module: lightning.LightningModule,
     train: Loader,
@@ -178,7 +195,8 @@ def fit(
     with warnings.catch_warnings():  # Lightning's advice on workers and intervals does not apply to our loaders
         warnings.filterwarnings("ignore", module="lightning")
         try:
-            trainer.fit(module, train, validation, ckpt_path=last if last.is_file() else None, weights_only=False)
+            with memory_errors(settings):
+                trainer.fit(module, train, validation, ckpt_path=last if last.is_file() else None, weights_only=False)
         except SystemExit as ended:
             if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning exits with 1, the verb has its own code
                 raise KeyboardInterrupt from None
@@ -189,5 +207,6 @@ def fit(
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(parameter.to(stored))
-    metrics = trainer.validate(module, validation, verbose=False)[0]
+    with memory_errors(settings):
+        metrics = trainer.validate(module, validation, verbose=False)[0]
     return {**metrics, "steps": float(state["global_step"])}

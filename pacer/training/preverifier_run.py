@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from pacer.assemble import Models
 from pacer.data.batching import Loader
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
-from pacer.data.packing import first_fit, pack, packed_length
+from pacer.data.packing import Packed, first_fit, pack, packed_length
 from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier, save_preverifier
 from pacer.settings import Settings
 from pacer.training.fit import fit, optimiser_steps
-from pacer.training.preverify import PreverifierModule
+from pacer.training.preverify import PreverifierModule, calibrate
+from pacer.training.states import States, read_states, store_states
 
 Pair = tuple[Text, Rounds]
 PACK_LENGTH = 1024  # places of a packed row: attention grows with its square, padding shrinks with it
@@ -44,8 +45,43 @@ def packed_batches(pairs: Sequence[Pair], budget: int, *, seed: int, epochs: int
     return batches
 
 
-def _loader(pairs: Sequence[Pair], batches: list[list[list[int]]], label: str, device: torch.device) -> Loader:
-    return Loader(batches, lambda rows: pack([[pairs[i] for i in row] for row in rows], label).to(device))
+def in_pieces(pairs: Sequence[Pair], longest: int) -> list[Pair]:
+    """Texts that take more than ``longest`` places as several, each with some of the rounds and no more path than they
+    see. A round that does not fit with its own path stays alone: nothing is left out."""
+    found: list[Pair] = []
+    for text, rounds in pairs:
+        if packed_length(text, rounds) <= longest:
+            found.append((text, rounds))
+            continue
+        groups: list[list[int]] = []
+        for i in torch.argsort(rounds.starts).tolist():
+            places = int(rounds.starts[i] + rounds.counts[[*groups[-1], i]].sum()) if groups else longest + 1
+            if places <= longest:
+                groups[-1].append(i)
+            else:
+                groups.append([i])
+        for group in groups:
+            seen = int(rounds.starts[group[-1]]) - len(text.prompt_ids)
+            found.append((replace(text, output_ids=text.output_ids[:seen]), rounds.pick(torch.tensor(group))))
+    return found
+
+
+def _loader(
+    pairs: Sequence[Pair], batches: list[list[list[int]]], label: str, device: torch.device, states: States | None
+) -> Loader:
+    def collate(rows: list[list[int]]) -> Packed:
+        produced = None if states is None else [[read_states(states, i) for i in row] for row in rows]
+        return pack([[pairs[i] for i in row] for row in rows], label, produced).to(device)
+
+    return Loader(batches, collate)
+
+
+def prepared(pairs: Sequence[Pair], settings: Settings, tail: int | None = None) -> list[Pair]:
+    """What is packed: rounds no longer than ``tail`` past the rejection (None: all), in pieces that fit a batch."""
+    if tail is not None:
+        pairs = [(text, rounds.trimmed(tail)) for text, rounds in pairs]
+    pieces = in_pieces(pairs, settings.trainer.tokens_per_batch)
+    return [pair for pair in pieces if bool(pair[1].labels(settings.preverifier.label)[1].any())]
 
 
 def train_preverifier(
@@ -60,23 +96,25 @@ def train_preverifier(
         )  # fmt: skip
     torch.manual_seed(settings.trainer.seed)
     module = Preverifier(models.draft, settings.preverifier)
-    label = settings.preverifier.label
-    pairs = [(text, rounds.trimmed(settings.labels.tail)) for text, rounds in pairs]
-    batches = packed_batches(
-        pairs, settings.trainer.tokens_per_batch, seed=settings.trainer.seed, epochs=settings.trainer.epochs
-    )
-    checks = packed_batches(held_out, settings.trainer.tokens_per_batch, seed=0)
-    steps = optimiser_steps(len(batches), settings.trainer.accumulate, settings.trainer.max_steps)
-    trained = PreverifierModule(module, settings.trainer, steps, settings.costs)
-    device = models.draft.device
-    figures = fit(
-        trained, _loader(pairs, batches, label, device), _loader(held_out, checks, label, device),
-        settings.trainer, settings.logger, folder,
-    )  # fmt: skip
+    trainer = settings.trainer
+    texts, rounds = len(pairs), sum(len(r.starts) for _, r in pairs)
+    learned = prepared(pairs, settings, settings.labels.tail)
+    checked = prepared(held_out, settings)
+    calibrate(module, [rounds for _, rounds in learned])
+    batches = packed_batches(learned, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
+    checks = packed_batches(checked, trainer.tokens_per_batch, seed=0)
+
+    def loader(part: Sequence[Pair], order: list[list[list[int]]]) -> Loader:
+        stages, draft = Path(settings.paths.runs) / "stages", module.draft
+        states = store_states(stages, draft, part) if trainer.cache_states else None
+        return _loader(part, order, settings.preverifier.label, draft.device, states)
+
+    steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
+    trained = PreverifierModule(module, trainer, steps, settings.costs)
+    figures = fit(trained, loader(learned, batches), loader(checked, checks), trainer, settings.logger, folder)
     extra: dict[str, Any] = {
-        "label": label, "tuned": trained.tuned, "texts": len(pairs),
-        "rounds": sum(len(r.starts) for _, r in pairs), "steps": int(figures.pop("steps")),
-        "costs": asdict(settings.costs), "validation": figures, "command": command,
+        "label": settings.preverifier.label, "tuned": trained.tuned, "texts": texts, "rounds": rounds,
+        "steps": int(figures.pop("steps")), "costs": asdict(settings.costs), "validation": figures, "command": command,
     }  # fmt: skip
     return save_preverifier(folder / "preverifier", module, models.target, extra, card(extra))
 

@@ -5,7 +5,9 @@ Shapes: B rows, N places, H draft width.
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -15,13 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
+from pacer.data.labels import Rounds
 from pacer.data.packing import Packed, attention_mask
 from pacer.evaluation.simulate import Outcome, best_fixed, oracle, tune
 from pacer.models.preverifier import Preverifier
+from pacer.models.stack import Stack
 from pacer.settings import CostSettings, TrainerSettings
 from pacer.training.optim import adamw
 
 log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def produced_states(draft: Stack, batch: Packed) -> Tensor:
+    """The draft's states before the norm that produced each place of a packed batch ``(B, N, H)``; 0 without one."""
+    states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, attention_mask(batch))
+    source = batch.source.clamp_min(0)[..., None].expand_as(states)
+    return torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
 
 
 def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> Tensor:
@@ -30,22 +42,51 @@ def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> T
     Args:
         dropout: share of the layers' inputs and outputs left out, in training.
     """
-    draft, mask = module.draft, attention_mask(batch)
-    with torch.no_grad():
-        states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, mask)
-        source = batch.source.clamp_min(0)[..., None].expand_as(states)
-        produced = torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
-    features = module.select(batch.logprob, batch.entropy, batch.index)
+    produced = produced_states(module.draft, batch) if batch.produced is None else batch.produced
+    features = module.select(functools.partial(getattr, batch), batch.index)
     x = F.dropout(module.entries(produced, batch.ids, batch.index, features), dropout)
-    hidden = module.stack.run(x, 0, module.stack.n_layers, batch.positions, mask)
+    # the memory of a layer that sees no prefix begins with the draft
+    positions = batch.positions if module.sees_prefix else (batch.index - 1).clamp_min(0)
+    mask = attention_mask(batch, module.sees_prefix)
+    hidden = module.stack.run(x, 0, module.stack.n_layers, positions, mask)
     return module.logits(F.dropout(hidden, dropout), features)
 
 
-class RoundScores:
-    """Scores of held-out rounds gathered place by place, and what they are worth."""
+def calibrate(module: Preverifier, rounds: Sequence[Rounds]) -> None:
+    """Start the estimates as the logistic regression of the labels on the features alone (none: on a constant)."""
+    parts: list[Tensor] = []
+    labels: list[Tensor] = []
+    for each in rounds:
+        found, used = each.labels(module.settings.label)
+        signals = {**vars(each), "cumulative": each.logprob.cumsum(1)}
+        index = torch.arange(1, used.shape[1] + 1).expand(used.shape)
+        parts.append(module.select(signals.__getitem__, index)[used])
+        labels.append(found[used])
+    x, y = torch.cat(parts).double(), torch.cat(labels).double()
+    theta = torch.zeros(x.shape[1] + 1, dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.LBFGS([theta], max_iter=100, line_search_fn="strong_wolfe")
 
-    def __init__(self, gamma: int) -> None:
-        self.gamma = gamma
+    def loss() -> Tensor:
+        solver.zero_grad()
+        value = F.binary_cross_entropy_with_logits(x @ theta[:-1] + theta[-1], y) + 1e-4 * theta.square().sum()
+        value.backward()
+        return value
+
+    solver.step(loss)
+    with torch.no_grad():
+        module.out.weight[0, module.stack.shape.width :] = theta[:-1]
+        module.out.bias[0] = theta[-1]
+
+
+class RoundScores:
+    """Scores of held-out rounds gathered place by place, and what they are worth.
+
+    Args:
+        rule: how the rule that is tuned on them makes one number of a block.
+    """
+
+    def __init__(self, gamma: int, rule: str = "mean") -> None:
+        self.gamma, self.rule = gamma, rule
         self.scores: list[np.ndarray[Any, Any]] = []
         self.labels: list[np.ndarray[Any, Any]] = []
         self.used: list[np.ndarray[Any, Any]] = []
@@ -70,7 +111,7 @@ class RoundScores:
         scores, labels, used = (np.concatenate(part) for part in (self.scores, self.labels, self.used))
         return np.nan_to_num(scores), labels, used.astype(bool)
 
-    def rounds(self, costs: CostSettings) -> tuple[dict[str, float | int], Outcome, int, Outcome, Outcome]:
+    def rounds(self, costs: CostSettings) -> tuple[dict[str, Any], Outcome, int, Outcome, Outcome]:
         """The tuned rule and its outcome, the best fixed window and its outcome, the oracle.
 
         Rounds whose text ended by length inside the draft are left out: their accepted length is not known.
@@ -82,9 +123,13 @@ class RoundScores:
         accepted = np.minimum(first_rejection, counts)
         known |= accepted < used.sum(1)  # a rejection that was seen settles the round
         scores, counts, accepted = scores[known], counts[known], accepted[known]
-        rule, paced = tune(scores, counts, accepted, costs, self.gamma)
+        values, paced = tune(scores, counts, accepted, costs, self.gamma, self.rule)
         gamma, window = best_fixed(accepted, counts, costs, self.gamma)
-        return rule, paced, gamma, window, oracle(accepted, costs)
+        return {**values, "rule": self.rule}, paced, gamma, window, oracle(accepted, costs)
+
+
+# Survival estimates are averaged; estimates under the condition that all went well so far are multiplied.
+RULES = {"survival": "mean", "conditional": "product"}
 
 
 class PreverifierModule(lightning.LightningModule):
@@ -93,8 +138,11 @@ class PreverifierModule(lightning.LightningModule):
     def __init__(self, module: Preverifier, settings: TrainerSettings, total_steps: int, costs: CostSettings) -> None:
         super().__init__()
         self.module, self.settings, self.total_steps, self.costs = module, settings, total_steps, costs
-        self.held_out = RoundScores(module.settings.gamma_max)
-        self.tuned: dict[str, float | int] = {}
+        self.held_out = self._empty()
+        self.tuned: dict[str, Any] = {}
+
+    def _empty(self) -> RoundScores:
+        return RoundScores(self.module.settings.gamma_max, RULES[self.module.settings.label])
 
     def training_step(self, batch: Packed, index: int) -> Tensor:
         if index == 0:
@@ -106,7 +154,7 @@ class PreverifierModule(lightning.LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self.held_out = RoundScores(self.module.settings.gamma_max)
+        self.held_out = self._empty()
 
     def validation_step(self, batch: Packed, _: int) -> None:
         self.held_out.add(batch, packed_logits(self.module, batch).float().sigmoid())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
-from pacer import evaluate, fetch, generate, profile, train
+from pacer import doctor, evaluate, fetch, generate, label, profile, train
 from pacer.evaluation.metrics import evaluate_trace, load_trace
 from pacer.resources import resource
 from tests.folders import tiny_folder
@@ -49,6 +50,30 @@ def test_every_experiment_trains_one_step(home: Path, experiment: str, capsys: p
     saved = Path(out.strip().splitlines()[-1].removeprefix("saved in "))
     assert (saved / "model.safetensors").is_file() and (saved / "README.md").is_file()
     assert json.loads((saved / "config.json").read_text())["steps"] == 1
+
+
+@pytest.mark.parametrize(("experiment", "kinds"), [("draft/smollm2", ["corpus"]), ("pacer/demo", ["corpus", "labels"])])
+def test_label_writes_what_training_reads(
+    home: Path, tmp_path: Path, experiment: str, kinds: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A draft learns from the corpus alone; what is written is found by the training that follows."""
+    draft = home / "labelled" / "draft"
+    if not draft.exists():
+        train.main(words(home, "draft/smollm2"))
+        saved = capsys.readouterr().out.strip().splitlines()[-1].removeprefix("saved in ")
+        draft.parent.mkdir()
+        draft.symlink_to(saved)
+    more = [f"paths.runs={tmp_path}", *([] if experiment.startswith("draft") else [f"model.draft.source={draft}"])]
+    command = [word for word in words(home, experiment) if not word.startswith("paths.runs")] + more
+    label.main(command)
+    out = capsys.readouterr().out
+    assert "draft " in out and " tokens (" in out and ("tokens accepted a round" in out) == ("labels" in kinds)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("shard-*")}
+    assert sorted(path.name for path in (tmp_path / "stages").iterdir()) == kinds and before
+    train.main(command)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    read = {path.parent for path in tmp_path.rglob("shard-*") if path.parts[-3] in kinds}
+    assert read == {path.parent for path in before}
 
 
 def test_training_logs_to_wandb_offline(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +130,43 @@ def test_profile_writes_points_and_a_plot(home: Path, capsys: pytest.CaptureFixt
     assert f"costs.draft={found['costs']['draft']:.4f}" in capsys.readouterr().out
 
 
-def test_fetch_verifies_and_writes_nothing_of_its_own(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_doctor_examines_every_experiment(home: Path, experiment: str, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.main(words(home, experiment))
+    out = capsys.readouterr().out
+    report = json.loads(Path(out.strip().splitlines()[-1].strip()).read_text(), parse_constant=lambda n: pytest.fail(n))
+    assert 0 <= report["acceptance"] <= 1 and "costs and window" in report["checked"]
+    assert f"acceptance of a drafted token (greedy, all before accepted): {report['acceptance']:.3f}" in out
+
+
+def test_fetch_verifies_and_writes_nothing_of_its_own(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D115: no weights are loaded, nothing decodes, and no run folder appears; a damaged file is found."""
+    monkeypatch.setattr("pacer.models.sources.load_model", lambda *_, **__: pytest.fail("loaded"))
+    before = sorted(home.rglob("*"))
     fetch.main(words(home, "pacer/demo"))
     assert f"{home / 'target'}: verified" in capsys.readouterr().out
+    assert sorted(home.rglob("*")) == before
+    shutil.copytree(home / "target", home / "damaged")
+    weights = home / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(SystemExit) as stop:
+        fetch.main([w.replace(str(home / "target"), str(home / "damaged")) for w in words(home, "pacer/demo")])
+    assert stop.value.code == 2 and "bytes instead of" in capsys.readouterr().err
+
+
+def test_missing_bubblewrap_is_one_line_before_anything_is_built(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacer.evaluation.sandbox.sandbox_available", lambda: "bubblewrap is not installed")
+    monkeypatch.setattr("pacer.stages.build", lambda *_, **__: pytest.fail("built"))
+    command = [w for w in words(home, "pacer/demo", "benchmark.sets=[humaneval]") if not w.startswith("sandbox=")]
+    with pytest.raises(SystemExit) as stop:
+        evaluate.main(command)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert stop.value.code == 2
+    assert all(part in line for part in ("bubblewrap is not installed", "apt-get install bubblewrap", "sandbox=off"))
 
 
 @pytest.mark.parametrize(

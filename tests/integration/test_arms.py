@@ -11,23 +11,27 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.generation.stopping_criteria import ConfidenceCriteria
 
 from pacer.assemble import Models, load_target
 from pacer.data.prompts import Prompt
 from pacer.data.splits import is_tuning
-from pacer.errors import ConfigError
+from pacer.errors import ConfigError, UnsupportedError
+from pacer.evaluation import arms as arms_module
 from pacer.evaluation import runner
 from pacer.evaluation.arms import Arm, make_arm
 from pacer.evaluation.metrics import check_trace, evaluate_trace, load_trace
 from pacer.evaluation.runner import Benchmark, load_benchmarks, measure, open_trace, score_all
 from pacer.models.draft import TrainableDraft
+from pacer.reporting import tables
 from pacer.settings import BenchmarkSettings, ModelSettings, SamplingSettings, SourceSettings
 from pacer.stopping import Stopped
 from tests.folders import tiny_folder
 from tests.tiny import make_preverifier
 
 ARMS = (
-    "ar", "sd gamma=1", "sd gamma=4", "sd_full gamma=3", "pacer", "hf_generate", "hf_assisted", "hf_assisted gamma=2"
+    "ar", "sd gamma=1", "sd gamma=4", "sd_full gamma=3", "pacer", "pacer lo=0.05 hi=0.3", "threshold t=0.2",
+    "hf_generate", "hf_assisted", "hf_assisted gamma=2", "hf_heuristic",
 )  # fmt: skip
 OURS = [arm for arm in ARMS if not arm.startswith("hf")]
 SETTINGS = BenchmarkSettings(max_new_tokens=14, warmup=0, bootstrap=20)
@@ -115,6 +119,22 @@ def test_results_are_valid_json(measured: tuple[Lines, Path]) -> None:
             assert 1 <= row["tokens_per_verify"] <= gamma + 1
             assert row["accepted_per_verify"] <= row["mean_drafted"] <= gamma
     assert next(row for row in rows if row["arm"] == "ar")["mean_drafted"] == 0
+
+
+def test_acceptance_never_stands_alone(measured: tuple[Lines, Path]) -> None:
+    """A45: mean drafted length and tokens per target pass beside it, in every row and in every table."""
+    results = evaluate_trace(measured[0], arms=ARMS, resamples=20)
+    drafting = [row for row in results["rows"] if row["acceptance_rate"] is not None]
+    assert len(drafting) >= 2 * (len(OURS) - 1)
+    for row in drafting:
+        assert row["mean_drafted"] > 0 and row["tokens_per_verify"] >= 1
+        passes, drafted = row["totals"]["target_passes"], row["totals"]["drafted"]
+        assert row["mean_drafted"] == pytest.approx(drafted / passes)
+    written = [tables.to_text(results, command="", machine=""), tables.to_markdown(results, command="", machine="")]
+    heads = [line for text in written for line in text.split("\n") if "accepted" in line and "speed" in line.lower()]
+    assert heads and all("mean draft" in line and "τ" in line for line in heads)
+    named = tables.to_csv(results).split("\n")[0].split(",")
+    assert {"acceptance_rate", "mean_drafted", "tokens_per_verify"} <= set(named)
 
 
 def counted(made: list[Arm], runs: list[tuple[str, tuple[str, ...]]]) -> list[Arm]:
@@ -242,9 +262,13 @@ def test_a_lossless_arm_is_not_scored_again(measured: tuple[Lines, Path], monkey
     assert score_all([], benchmarks(), "off") == ({}, [])
 
 
-def test_assisted_arms_have_their_own_windows(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two arms share the assistant; each must set its window for itself."""
-    seen: list[tuple[int, float, str]] = []
+Windows = list[tuple[int, float, str]]
+
+
+@pytest.fixture
+def windows(models: Models, monkeypatch: pytest.MonkeyPatch) -> Windows:
+    """The assistant's settings at each request."""
+    seen: Windows = []
     real = type(models.target.model).generate
 
     def generate(model: Any, *arguments: Any, **options: Any) -> Any:
@@ -255,18 +279,74 @@ def test_assisted_arms_have_their_own_windows(models: Models, monkeypatch: pytes
         return real(model, *arguments, **options)
 
     monkeypatch.setattr(type(models.target.model), "generate", generate)
-    plain, fixed = arms(models, ["hf_assisted", "hf_assisted gamma=2"])
-    for arm in (plain, fixed, plain):
+    return seen
+
+
+def test_assisted_arms_have_their_own_windows(models: Models, windows: Windows) -> None:
+    """Arms share the assistant; each has its settings for itself, and the assistant's own are never touched."""
+    assert models.draft_full is not None
+    own = models.draft_full.model.generation_config
+    before = own.to_dict()
+    plain, fixed, heuristic = arms(models, ["hf_assisted", "hf_assisted gamma=2", "hf_heuristic"])
+    for arm in (plain, heuristic, fixed, plain):
         run(arm, models)
-    assert seen == [(20, 0.4, "constant")] * 3 + [(2, 0.0, "constant")] * 3 + [(20, 0.4, "constant")] * 3
+    constant = [(20, 0.4, "constant")] * 3
+    assert windows[:3] == windows[9:] == constant and windows[6:9] == [(2, 0.0, "constant")] * 3
+    assert [w[1:] for w in windows[3:6]] == [(0.0, "heuristic")] * 3
+    assert models.draft_full.model.generation_config is own and own.to_dict() == before
+
+
+def test_the_heuristic_goes_on_from_request_to_request(models: Models, windows: Windows) -> None:
+    """Its state is the arm's: other arms of the same assistant neither see nor change it; a new arm begins at 5."""
+    first, other, plain = arms(models, ["hf_heuristic", "hf_heuristic", "hf_assisted"])
+    for arm in (first, plain, first, other):
+        run(arm, models)
+    lengths = [w[0] for w in windows]
+    assert lengths[0] == 5 and len(set(lengths[:3])) > 1, "the number of tokens followed the acceptance"
+    assert lengths[3:6] == [20] * 3
+    assert lengths[6] != 5 and lengths[9:] == lengths[:3], "the second run went on; another arm began anew"
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_the_dynamic_arm_insists_on_what_its_refit_needs(
+    models: Models, windows: Windows, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(arms_module, "is_sklearn_available", lambda: installed)
+    if not installed:
+        with pytest.raises(UnsupportedError, match=r"hf_dynamic needs scikit-learn.*pip install scikit-learn"):
+            make_arm("hf_dynamic", models, SamplingSettings())
+        return
+    wanted = [line["ids"] for line in run(arms(models, ["hf_generate"])[0], models)]
+    arm = arms(models, ["hf_dynamic"])[0]
+    for _ in range(2):
+        assert [line["ids"] for line in run(arm, models)] == wanted
+    assert windows == [(20, 0.4, "constant")] * 6, "each request begins at 0.4"
+
+
+def test_the_dynamic_arm_refits_its_threshold(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn", reason="transformers refits the threshold with scikit-learn")
+    used: list[float] = []
+    real = ConfidenceCriteria.__init__
+
+    def init(self: Any, assistant_confidence_threshold: float) -> None:
+        used.append(float(assistant_confidence_threshold))
+        real(self, assistant_confidence_threshold)
+
+    monkeypatch.setattr(ConfidenceCriteria, "__init__", init)
+    run(arms(models, ["hf_dynamic"])[0], models)
+    assert used.count(0.4) >= 3 and len(set(used)) > 1
 
 
 def test_arms_that_cannot_be(models: Models) -> None:
-    for name in ("hf_assisted gamma", "hf_assisted gamma=x", "hf_assisted b=2", "hf_assisted gamma=2 gamma=3"):
+    for name in (
+        "hf_assisted gamma", "hf_assisted gamma=x", "hf_assisted b=2", "hf_assisted gamma=2 gamma=3",
+        "hf_heuristic gamma=2", "hf_dynamic gamma=2",
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=r"cannot read arm .*allowed: hf_assisted, or hf_assisted gamma=N"):
             make_arm(name, models, SamplingSettings())
-    with pytest.raises(ConfigError, match=r"hf_assisted needs a draft model; set model\.draft"):
-        make_arm("hf_assisted", replace(models, draft_full=None), SamplingSettings())
+    for name in ("hf_assisted", "hf_heuristic"):
+        with pytest.raises(ConfigError, match=rf"{name} needs a draft model; set model\.draft"):
+            make_arm(name, replace(models, draft_full=None), SamplingSettings())
 
 
 def test_a_failing_reference_arm_leaves_the_models_as_they_were(

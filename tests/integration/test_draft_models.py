@@ -210,6 +210,21 @@ def test_saving_again_replaces_the_checkpoint_as_a_whole(tmp_path: Path) -> None
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), draft.parameters(), strict=True))
 
 
+def test_a_map_of_another_size_is_never_picked_up(tmp_path: Path) -> None:
+    """V59: the ids of a reduced head come with its checkpoint, whatever was saved there or loaded before."""
+    target = tiny_stack()
+    for ids in (SOME, ALL[::4], SOME[:5]):
+        draft = _trained(target, [0, 2], ids)
+        folder = save_draft(tmp_path / "d", draft, target, {"layers": [0, 2], "head_size": 999}, "")
+        stack = load_draft(folder, target).merged()
+        assert stack.head_ids is not None and stack.head_ids.tolist() == ids.tolist()
+        assert stack.readout(stack.embed(_ids())).shape[-1] == stack.head.weight.shape[0] == len(ids)
+        results = make_decoder(target, stack, Fixed(3)).generate([Request("a", PROMPTS[0], 12)])
+        drafted = {token for line in results[0].rounds for token in line["drafted"]}
+        assert drafted and drafted <= set(ids.tolist())
+        assert results[0].ids == plain_greedy(target.model, PROMPTS[0], 12)
+
+
 @pytest.mark.parametrize("layers", [[], [4], [-1], [0, 7]])
 def test_layers_that_the_target_lacks_are_refused(layers: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"no such target layers.*0 … 3"):

@@ -17,6 +17,7 @@ from torch import Tensor
 from pacer.decoding import loop as loop_module
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.controllers.threshold import Threshold
 from pacer.decoding.distributions import penalised, probabilities
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.request import Request, Result, Row
@@ -185,9 +186,14 @@ TINY_WARM = SamplingSettings(temperature=2.5)
         Fixed(3),
         PreverifierRule(TINY_MODULE, b=1, t0=0.5, gamma_max=5),
         PreverifierRule(TINY_MODULE, b=2, t0=0.3, rho=1.3, gamma_max=5, rule="min"),
+        PreverifierRule(TINY_MODULE, b=2, t0=0.3, gamma_max=5, lo=0.02, hi=0.1),
+        Threshold(t=0.2, gamma_max=5),
+        Threshold("probability", "product", t=0.02, gamma_max=5),
+        Threshold("entropy", t=1.6, gamma_max=5),
+        Threshold("margin", t=0.3, gamma_max=5),
         Rule(lambda ids: ids[:, -1] % 2 > 0),
     ],
-    ids=["sd", "pacer b=1", "pacer b=2", "adversary"],
+    ids=["sd", "pacer b=1", "pacer b=2", "lazy", "probability", "product", "entropy", "margin", "adversary"],
 )
 def test_a_tiny_model_keeps_the_joint_distribution(controller: Any) -> None:
     """A real architecture, whose distribution depends on the whole prefix and so on every cache entry."""
@@ -221,6 +227,8 @@ CONTROLLERS = {
     "sd gamma=4": lambda: Fixed(4),
     "pacer b=1": lambda: PreverifierRule(TINY_MODULE, b=1, t0=0.5, gamma_max=6),
     "pacer b=2": lambda: PreverifierRule(TINY_MODULE, b=2, t0=0.35, rho=1.2, gamma_max=7),
+    "lazy": lambda: PreverifierRule(TINY_MODULE, b=2, t0=0.3, gamma_max=7, lo=0.02, hi=0.1),
+    "threshold": lambda: Threshold("probability", "product", t=0.02, gamma_max=6),
     "adversary": lambda: Rule(lambda ids: ids[:, -1] % 3 > 0, gamma_max=5),
 }
 

@@ -17,7 +17,8 @@ from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block
 from pacer.decoding.distributions import signals
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError, MismatchError
-from pacer.models.preverifier import Preverifier, load_preverifier, save_preverifier
+from pacer.models.copying import copied_last, supported
+from pacer.models.preverifier import FEATURES, Preverifier, load_preverifier, save_preverifier
 from pacer.models.stack import FAMILIES, Stack, causal_mask
 from pacer.settings import PreverifierSettings, SamplingSettings
 from tests.tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack
@@ -29,6 +30,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "states only": {"features": [], "index_embedding": False},
     "after the norm, narrow, two layers": {"state": "after_norm", "width": 16, "depth": 2, "features": ["entropy"]},
     "wide": {"width": 48},
+    "the draft alone": {"attention": "block"},
+    "the draft alone, two layers": {"attention": "block", "depth": 2, "state": "before_norm", "index_embedding": False},
+    "all signals": {"features": list(FEATURES), "label": "conditional"},
 }
 
 
@@ -45,7 +49,15 @@ def _in_one_pass(module: Preverifier, committed: Sequence[int], drafted: Sequenc
     states = draft.run(draft.embed(ids), 0, draft.n_layers, positions, mask)
     produced = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
     index = (positions - len(committed) + 1).clamp_min(0)
-    features = module.select(*signals(draft.readout(produced), ids), index)
+    said = dict(zip(("logprob", "entropy", "margin"), signals(draft.readout(produced), ids), strict=True))
+    said["match"] = torch.zeros_like(ids)
+    for place in range(len(committed), n):
+        found = copied_last(ids, torch.tensor([place]))
+        said["match"][:, place] = supported(ids[:, place], found)
+    drawn = torch.where(index > 0, said["logprob"], 0.0)
+    features = module.select({**said, "cumulative": drawn.cumsum(1)}.__getitem__, index)
+    if not module.sees_prefix:
+        mask = mask & ((index[:, None, None] > 0) | (index[:, None, :, None] == 0))
     x = module.entries(produced, ids, index, features)
     hidden = module.stack.run(x, 0, module.stack.n_layers, positions, mask)
     return module.logits(hidden, features).sigmoid()[0, len(committed) :]
@@ -189,14 +201,23 @@ def test_gamma_max_holds_also_beyond_the_pre_verifiers_own(gamma_max: int) -> No
         assert all(len(line["drafted"]) <= gamma_max for line in result.rounds)
 
 
-@pytest.mark.parametrize("features", [["logprob", "entropy"], ["entropy"], []])
+@pytest.mark.parametrize("features", [list(FEATURES), ["entropy", "logprob"], []])
 def test_verified_tokens_have_no_features(features: list[str]) -> None:
     """Their drafts' signals are not known for every one of them: index 0 carries zeros, drafted tokens their own."""
     module = make_preverifier(DRAFT, features=features)
-    signs = {"logprob": torch.tensor([[-1.0, -2.0, -3.0]]), "entropy": torch.tensor([[0.5, 0.25, 0.125]])}
-    chosen = module.select(signs["logprob"], signs["entropy"], torch.tensor([[0, 1, 2]]))
+    signs = {
+        "logprob": torch.tensor([[-1.0, -2.0, -3.0]]), "entropy": torch.tensor([[0.5, 0.25, 0.125]]),
+        "margin": torch.tensor([[1.0, 4.0, 99.0]]), "match": torch.tensor([[5, 0, 7]]),
+        "cumulative": torch.tensor([[-1.0, 0.0, -90.0]]),
+    }  # fmt: skip
+    wanted = {
+        "logprob": [math.log(p / (1 - p)) / 4 for p in (math.exp(-2), math.exp(-3))], "entropy": [0.0625, 0.03125],
+        "margin": [0.5, 2.0], "match": [0.0, math.log(8) / 2], "cumulative": [2.0, -2.0],
+    }  # fmt: skip
+    chosen = module.select(signs.__getitem__, torch.tensor([[0, 1, 2]]))
     assert chosen.shape == (1, 3, len(features)) and chosen[0, 0].abs().sum() == 0
-    assert [chosen[0, 1:, k].tolist() for k in range(len(features))] == [signs[f][0, 1:].tolist() for f in features]
+    for k, name in enumerate(features):
+        assert chosen[0, 1:, k].tolist() == pytest.approx(wanted[name])
 
 
 def test_a_drawn_stop_id_ends_the_draft_at_the_block() -> None:
@@ -232,7 +253,16 @@ def test_values_outside_their_range_are_refused(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("state", "middle"), ("label", "soft"), ("features", ["margin"]), ("width", 20), ("width", 4)]
+    ("name", "value"),
+    [
+        ("state", "middle"),
+        ("label", "soft"),
+        ("attention", "some"),
+        ("features", ["surprise"]),
+        ("features", ["margin", "margin"]),
+        ("width", 20),
+        ("width", 4),
+    ],
 )
 def test_settings_that_do_not_exist_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name):

@@ -95,7 +95,7 @@ def test_from_prompts_to_exact_decoding(home: Path, built: Models) -> None:
     """One training step of each part, and every method still writes the target's own text."""
     assert built.draft is not None and built.draft.head_ids is not None and len(built.draft.head_ids) == 150
     assert built.draft_full is not None and built.draft_full.head_ids is None
-    assert built.tuned is not None and set(built.tuned) == {"b", "t0", "rho"}
+    assert built.tuned is not None and set(built.tuned) == {"b", "t0", "rho", "rule"}
     requests = [Request(f"r{i}", [1, 20 + i, 30, 7 * i + 3], 24, frozenset(built.stop_ids)) for i in range(4)]
     found: dict[str, list[list[int]]] = {}
     drafted: dict[str, int] = {}
@@ -348,3 +348,25 @@ def test_plain_decoding_builds_nothing(home: Path, tmp_path: Path) -> None:
     assert models.draft is None and not list(tmp_path.iterdir())
     again = load_target(make(home).model, home / "cache")
     assert again.stop_ids == models.stop_ids == (2,)
+
+
+def test_a_ready_corpus_is_extended(home: Path, built: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the file has is not generated again, and a set that is added later leaves the finished ones alone."""
+    whole, _ = stages.corpus(make(home), built)
+    file, own = tmp_path / "corpus.jsonl", tmp_path / "own.jsonl"
+    shards = sorted((home / "runs" / "stages" / "corpus").glob("*/shard-*"))
+    lines = [line for shard in shards for line in shard.read_text().splitlines(keepends=True)]
+    file.write_text("".join(lines[:7]))
+    own.write_text('{"prompt": "How"}\n{"prompt": "the fox"}\n')
+    made: list[Any] = []
+    monkeypatch.setattr(stages, "_continuations", killed_after(99, stages._continuations, made, KeyboardInterrupt()))
+    corpus = replace(make(home).corpus, file=str(file), extend=["gsm8k/train"])
+    texts, key = stages.corpus(make(home, tmp_path, corpus=corpus), built)
+    assert [text.id for text in texts[:7]] == [json.loads(line)["id"] for line in lines[:7]]
+    assert len(texts) == PROMPTS and {text.id for text in texts} == {text.id for text in whole}
+    assert {prompt.id for batch in made for prompt in batch} == {text.id for text in texts[7:]}
+    made.clear()
+    corpus.extend.append(str(own))
+    more, other = stages.corpus(make(home, tmp_path, corpus=corpus), built)
+    assert more[:PROMPTS] == texts and [text.task for text in more[PROMPTS:]] == ["prompt"] * 2 and other != key
+    assert {prompt.id for batch in made for prompt in batch} == {"own-0", "own-1"}

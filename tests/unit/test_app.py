@@ -151,7 +151,7 @@ def test_arms() -> None:
     assert (arm.name, arm.drafter, arm.controller) == ("sd gamma=7", "model", {"kind": "fixed", "gamma": 7})
     arm = method_settings("pacer b=2 controller.t0=0.5 rho=1.1")
     assert arm.controller is not None
-    assert [arm.controller[key] for key in ("b", "t0", "rho", "gamma_max")] == [2, 0.5, 1.1, 16]
+    assert [arm.controller[key] for key in ("b", "t0", "rho", "gamma_max")] == [2, 0.5, 1.1, None]
     assert method_settings("sd").controller == {"kind": "fixed", "gamma": 4}  # no call changes another's
     assert method_settings("pacer").controller == load_settings().method.controller
 

@@ -149,9 +149,19 @@ def test_errors_say_where_and_how(tmp_path: Path) -> None:
         load_prompts(str(_write(tmp_path / "own.jsonl", [])))
 
 
+REPOSITORIES = {  # D114: those that hold data, no loading script
+    "gsm8k": "openai/gsm8k",
+    "humaneval": "openai/openai_humaneval",
+    "cnn_dm": "abisee/cnn_dailymail",
+    "xsum": "EdinburghNLP/xsum",
+    "mbpp": "google-research-datasets/mbpp",
+}
+
+
+@pytest.mark.parametrize("name", REPOSITORIES)
 @pytest.mark.parametrize("offline", [True, False])
 def test_the_hub_out_of_reach_is_one_error_about_local_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool, name: str
 ) -> None:
     import datasets
     import huggingface_hub.constants as hub
@@ -160,9 +170,9 @@ def test_the_hub_out_of_reach_is_one_error_about_local_files(
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    message = r"cannot be read from the hub.*'openai/gsm8k'.*<data_dir>/<name>/<split>.jsonl.*PACER_DATA"
+    message = rf"cannot be read from the hub.*'{REPOSITORIES[name]}'.*<data_dir>/<name>/<split>.jsonl.*PACER_DATA"
     with pytest.raises(SourceError, match=message):
-        load_prompts("gsm8k", data_dir="hub")
+        load_prompts(name, data_dir="hub")
     with pytest.raises(ConfigError, match=r"no hub form: 'instruct'"):
         load_prompts("instruct", split="train", data_dir="hub")
 

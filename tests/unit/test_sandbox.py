@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import signal
 import socket
@@ -66,6 +67,14 @@ HOSTILE = {
         {"failed", "killed"},
         "",
     ),
+    "killing all it can name": (
+        "import os\nfor kill in (os.kill, os.killpg):\n  for pid in range(-9, 3000):\n"
+        "    if pid not in (0, 1, -1):\n      try: kill(pid, 9)\n      except (OSError, ValueError): pass\n"
+        "raise SystemError('still here')",
+        3,
+        {"failed", "killed"},
+        "",
+    ),
     "writing to the system": ("open('/usr/lib/pacer-test', 'w')", 3, {"failed"}, "OSError"),
     "writing to the root": ("open('/pacer-test', 'w')", 3, {"failed"}, "Read-only"),
     "filling /tmp": (
@@ -122,6 +131,45 @@ def test_files_of_the_user_are_out_of_reach(tmp_path: Path) -> None:
         f"'{name}'" in shown for name in (".bashrc", ".profile", ".ssh", ".cache")
     )
     assert not target.exists()
+
+
+OUTSIDE = [
+    "/",
+    "/etc",
+    "/usr",
+    "/usr/lib",
+    "/home",
+    "/root",
+    "/var/tmp",
+    "/dev",
+    "/dev/shm",
+    "/run",
+    "/proc",
+    "/sys",
+    "/tmp",
+]
+WAYS = {
+    "a file": "open(path, 'w').write('x')",
+    "a folder": "os.mkdir(path)",
+    "a symbolic link": "os.symlink('/tmp', path)",
+    "a pipe": "os.mkfifo(path)",
+    "a file moved there": "open('/tmp/x', 'w').close(); os.rename('/tmp/x', path)",
+    "a file by way of a link": "os.symlink(folder, '/tmp/out'); open('/tmp/out/' + name, 'w').write('x')",
+    "a file by way of ..": "os.chdir('/tmp'); open('..' + path, 'w').write('x')",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_written_outside(way: str, tmp_path: Path) -> None:
+    """Whatever the program makes, nothing of it is on the host: refused, or in the sandbox's own /tmp."""
+    name = f"pacer-outside-{os.getpid()}"
+    folders = [*OUTSIDE, str(Path.home()), str(Path.cwd()), str(tmp_path)]
+    tries = f"import os\nname = {name!r}\nfor folder in {folders!r}:\n  path = os.path.join(folder, name)\n"
+    tries += f"  try: {WAYS[way]}\n  except OSError: pass\n"
+    tries += "  if os.path.islink('/tmp/out'): os.unlink('/tmp/out')\n"
+    assert run_program(tries) == Result("passed")
+    assert [folder for folder in folders if os.path.lexists(os.path.join(folder, name))] == []
 
 
 @needs_sandbox

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from pacer.data.prompts import load_prompts
 from pacer.errors import PacerError
 from pacer.evaluation.sandbox import sandbox_available
-from pacer.evaluation.scoring import MODULES, NAMES, load_module, score
+from pacer.evaluation.scoring import FIELDS, MODULES, NAMES, load_module, score
 from pacer.evaluation.scoring.answers import exact_answers, flexible_answer, numbers, strict_answer
 from pacer.evaluation.scoring.code import build_program, pass_at_1, run_tests
 from pacer.evaluation.scoring.summaries import KINDS, one_sentence_per_line, rouge, split_sentences
@@ -73,6 +79,22 @@ ANSWERS = [  # text, strict, flexible
     ("", None, None),
 ]
 
+# Each form of a number in each frame of words, markup and further numbers.
+FORMS = {
+    "29": "29", "$29.00": "29", r"\$29": "29", "9{,}500": "9500", "9,500.00": "9500", "-7": "-7", "\u22127": "-7",
+    "-$1,234.50": "-1234.5", "0.05": "0.05", "3/4": "0.75", r"\frac{3}{4}": "0.75", "1.5 million": "1500000",
+    "50%": "50", "\u20ac5": "5", "(8)": "8",
+}  # fmt: skip
+FRAMES = [
+    "{}", " {}\n", "#### {}", "####{}", "####\n{}", "#### {}.", "#### {} (see page 3)", "#### {}\n\nThis took 3 steps.",
+    "#### 1\nNo:\n#### {}", "The answer is {}.", "The answer is: {}", "Answer = {}", "**Answer:** {}", "Answer:\n\n{}",
+    "**Final answer: {} clips**", r"\boxed{{{}}}", r"So $\boxed{{{}}}$ after 3 years.", r"\boxed{{{} \text{{ clips}}}}",
+    r"\[ x = {} \]", r"\( {} \)", "{} clips, altogether.", "1 + 1 = {}", "Step 1: count 2.\nStep 2: {} in all.",
+    "That makes {} in all (over 2 months).", "The answer is {} (see page 3), not 5.",
+    "The answer is {}. A day has 24 hours.",
+    "Answer: 8\nWait.\nAnswer: {}",
+]  # fmt: skip
+
 ITEM = {
     "prompt": 'import math\n\n\ndef helper(x):\n    return x\n\n\ndef area(r):\n    """Area of a circle."""\n',
     "entry_point": "area",
@@ -88,14 +110,31 @@ def test_final_answers(text: str, strict: str | None, flexible: str | None) -> N
     assert flexible_answer(text) == (None if flexible is None else Decimal(flexible))
 
 
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_read_in_each_frame(form: str, frame: str) -> None:
+    text, value = frame.format(form), Decimal(FORMS[form])
+    assert flexible_answer(text) == value
+    assert strict_answer(text) == (value if "####" in frame else None)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text(st.sampled_from("0123456789.,/-+$%#=(){}\\ \n\u00bd\u0663\u00b2eEx_") | st.characters(), max_size=60))
+def test_any_text_is_read(text: str) -> None:
+    """A finite number or none, whatever a model writes; what is strictly an answer is one for the flexible reader."""
+    strict, flexible = strict_answer(text), flexible_answer(text)
+    assert all(value is None or value.is_finite() for value in (strict, flexible))
+    assert strict is None or flexible is not None
+
+
 @pytest.mark.parametrize(
-    "piece", ["1,", "9", "answer ", "1,111", "-", "\\frac{1}{", "$", "answer x", "#### ", "1.", "= "]
+    "piece", ["1,", "9", "answer ", "1,111", "-", "\\frac{1}{", "$", "answer x", "#### ", "1.", "= ", "(a", "(a)", "("]
 )
 def test_long_texts_are_read_in_linear_time(piece: str) -> None:
-    text = piece * (50_000 // len(piece))
     started = time.monotonic()
-    strict_answer(text)
-    flexible_answer(text)
+    for text in (piece * (50_000 // len(piece)), piece + "a" * 50_000, piece + "9" * 4_000):
+        strict_answer(text)
+        flexible_answer(text)
     assert time.monotonic() - started < 5
 
 
@@ -206,6 +245,23 @@ def test_rouge_equals_rouge_score() -> None:
     assert several == pytest.approx({kind: sum(one[kind] or 0 for one in single) / len(single) for kind in KINDS})
 
 
+SENTENCE = st.lists(
+    st.sampled_from(["police", "found", "two", "men", "near", "the", "old", "harbour"]), min_size=1, max_size=6
+)
+SUMMARY = st.lists(SENTENCE.map(lambda words: " ".join(words).capitalize() + "."), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(SUMMARY, SUMMARY)
+def test_newlines_between_sentences_change_nothing(summary: list[str], reference: list[str]) -> None:
+    """Every kind equals rouge_score on one sentence a line, whichever of the two texts has its newlines."""
+    scored = RougeScorer(list(KINDS), use_stemmer=True).score("\n".join(reference), "\n".join(summary))
+    expected = {kind: value.fmeasure for kind, value in scored.items()}
+    for one in (" ", "\n"):
+        for other in (" ", "\n"):
+            assert rouge([one.join(summary)], [other.join(reference)]) == pytest.approx(expected)
+
+
 def test_lsum_is_not_l() -> None:
     scores = rouge([PAIRS[0][0]], [PAIRS[0][1]])
     assert (scores["rougeLsum"] or 0) > (scores["rougeL"] or 0) > 0
@@ -233,6 +289,24 @@ def test_scores_by_task_without_network(no_network: None) -> None:
     assert score("mbpp", ["x"], [{}]) == score("mt_bench", ["x"], [{}]) == {}
     for task, module in MODULES.items():
         assert score(task, [], []) == dict.fromkeys(NAMES[module])
+
+
+@needs_sandbox
+def test_scores_on_a_machine_without_network_or_cache(tmp_path: Path) -> None:
+    """D113: a fresh process that sees no network device and an empty home, with the libraries' offline switches on."""
+    code = (
+        "from pacer.evaluation.scoring import score\n"
+        "assert score('gsm8k', ['It is 3.'], [{'answer': '#### 3'}])['exact_flexible'] == 1\n"
+        "assert score('xsum', ['A b.'], [{'summary': 'A b.'}])['rougeLsum'] == 1\n"
+        "assert score('humaneval', ['x'], [{}], 'off') == {'pass@1': None}\n"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    alone = ["bwrap", "--unshare-net", "--dev-bind", "/", "/", "--chdir", root, sys.executable, "-c", code]
+    offline = dict.fromkeys(("HF_HUB_OFFLINE", "HF_EVALUATE_OFFLINE", "HF_DATASETS_OFFLINE"), "1")
+    done = subprocess.run(
+        alone, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **offline}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @needs_sandbox
@@ -282,20 +356,34 @@ def test_module_loads_where_the_modules_cache_cannot_be_written(
     assert module.compute(predictions=["#### 1"], references=["#### 1"])["exact_strict"] == 1
 
 
+def as_chat(item: dict[str, Any]) -> str:
+    """The canonical solution in a fenced block, without the prompt's imports and helpers."""
+    head = item["prompt"][item["prompt"].index("def " + item["entry_point"]) :]
+    return f"Here:\n```python\n{head}{item['canonical_solution']}```\nDone."
+
+
 @needs_sandbox
+@pytest.mark.real
 def test_canonical_solutions_of_humaneval_all_pass(real_data: Path) -> None:
     with gzip.open(real_data / "humaneval" / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
         items = [json.loads(line) for line in file]
-    bare = [item["canonical_solution"] for item in items]
-    # half as bare continuations, half as chat without the prompt's imports and helpers
-    chat = [
-        f"Here:\n```python\n{item['prompt'][item['prompt'].index('def ' + item['entry_point']) :]}{body}```\nDone."
-        for item, body in zip(items, bare, strict=True)
-    ]
-    answers = [texts[index % 2] for index, texts in enumerate(zip(bare, chat, strict=True))]
     assert len(items) == 164
-    results = run_tests(answers, items, seconds=20)
-    assert [item["task_id"] for item, result in zip(items, results, strict=True) if result.status != "passed"] == []
+    for answers in ([item["canonical_solution"] for item in items], [as_chat(item) for item in items]):
+        results = run_tests(answers, items)
+        wrong = [item["task_id"] for item, result in zip(items, results, strict=True) if result.status != "passed"]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("task", [*sorted(FIELDS), "humaneval"])
+def test_references_of_the_samples_score_full_marks(task: str) -> None:
+    if task == "humaneval" and (reason := sandbox_available()) is not None:
+        pytest.skip(f"no sandbox: {reason}")
+    items = [dict(prompt.item) for prompt in load_prompts(task).items]
+    forms = [lambda item: item[FIELDS[task]]] if task in FIELDS else [lambda item: item["canonical_solution"], as_chat]
+    for form in forms:
+        assert score(task, [form(item) for item in items], items) == pytest.approx(
+            dict.fromkeys(NAMES[MODULES[task]], 1)
+        )
 
 
 def test_references_of_gsm8k_all_have_their_number(real_data: Path) -> None:

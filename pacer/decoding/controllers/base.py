@@ -7,15 +7,18 @@ verifier. Dropping a token because of its own value would break the sampled dist
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.request import Row
 
+STOP, GO, ASK = 0, 1, 2  # a verdict on a row's next draw; ASK: `ask` has to say. False is STOP, True is GO
 
-class Controller(Protocol):
+Verdicts = tuple[Tensor | None, Tensor | None]
+
+
+class Controller:
     """Decides draft lengths.
 
     Attributes:
@@ -29,19 +32,23 @@ class Controller(Protocol):
     stop: str
     full: str
 
+    def block(self, drawn: int) -> int:
+        """How many tokens to draw before the next question, after ``drawn``; 0 ends every draft."""
+        raise NotImplementedError
+
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         """A new batch."""
 
     def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
         """The prompts were read."""
 
-    def block(self, drawn: int) -> int:
-        """How many tokens to draw before the next question, after ``drawn``; 0 ends every draft."""
+    def judge(self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]) -> Verdicts:
+        """After a block: verdicts ``(B,)`` on the device (None: all go on) and scores of the block ``(B, b)``."""
+        return None, None
 
-    def judge(
-        self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """After a block: ``go_on (B,)`` bool on the device (None: all go on) and scores of the block ``(B, b)``."""
+    def ask(self, record: Record | None, rows: Sequence[Row], drawn: int, asked: Sequence[bool]) -> Verdicts:
+        """The dear answer for the rows whose verdict was ASK: go on ``(B,)`` bool and scores; other rows' are void."""
+        return None, None
 
     def end(self, committed: Sequence[int]) -> None:
         """The round is over; ``committed[i]`` tokens of row i were committed before it."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from pacer.decoding.drafters.model import Record
-from pacer.decoding.request import Row
+from pacer.decoding.controllers.base import Controller
 from pacer.errors import ConfigError
 
 
-class Fixed:
+class Fixed(Controller):
     """Draft ``gamma`` tokens each round."""
 
     reads_record = False
@@ -22,19 +17,5 @@ class Fixed:
             raise ConfigError("gamma out of range", value=gamma, allowed="≥ 0")
         self.gamma_max = gamma
 
-    def reset(self, rows: Sequence[Row], capacity: int) -> None:
-        pass
-
-    def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
-        pass
-
     def block(self, drawn: int) -> int:
         return self.gamma_max - drawn
-
-    def judge(
-        self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        return None, None
-
-    def end(self, committed: Sequence[int]) -> None:
-        pass

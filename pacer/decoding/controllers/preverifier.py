@@ -1,8 +1,12 @@
 """PACER's rule: blocks of b tokens, each judged by the pre-verification layer (arXiv 2602.01274).
 
 The mean estimate of the block below t ends the draft; otherwise t grows by ρ and the next block is written. t starts
-again at t0 in each round. M_B runs once per block, on the block's entries only: its key/value memory holds the
+again at t0 in each round. M_B runs once per block, on the entries it has not read: its key/value memory holds the
 verified prefix (index 0) and the current draft, and is cut back to the prefix after each round.
+
+*Lazy* pre-verification, our addition: M_B is called only where the draft's own probability leaves the question open. If
+the product of the draft's probabilities over the block is below lo, the draft stops, above hi it goes on, both without
+a call; what M_B was not shown is read with the next call.
 
 Shapes: B rows, n entries, b block, T places.
 """
@@ -14,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pacer.decoding.controllers.base import ASK, GO, STOP, Controller, Verdicts
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.lane import Lane
 from pacer.decoding.request import Row
@@ -30,12 +35,13 @@ def block_value(scores: Tensor, rule: str) -> Tensor:
     return scores.amin(-1) if rule == "min" else scores.prod(-1)
 
 
-class PreverifierRule:
+class PreverifierRule(Controller):
     """Stop when the pre-verifier doubts the block just drawn.
 
     Args:
         b: block size. t0: first threshold. rho: its growth per block. gamma_max: longest draft.
         rule: how a block's estimates become one number.
+        lo, hi: M_B is called for products of the block's draft probabilities in [lo, hi]; 0 and 1: for every block.
     """
 
     reads_record = True
@@ -49,6 +55,8 @@ class PreverifierRule:
         rho: float = 1.0,
         gamma_max: int = 16,
         rule: str = "mean",
+        lo: float = 0.0,
+        hi: float = 1.0,
     ) -> None:
         for name, value, ok, allowed in (
             ("b", b, b >= 1, "≥ 1"),
@@ -56,51 +64,74 @@ class PreverifierRule:
             ("rho", rho, rho > 0, "> 0"),
             ("gamma_max", gamma_max, gamma_max >= b, f"≥ b = {b}"),
             ("rule", rule, rule in RULES, ", ".join(RULES)),
+            ("lo", lo, 0 <= lo <= hi, f"in [0, hi = {hi}]"),
+            ("hi", hi, hi <= 1, "in [lo, 1]"),
         ):
             if not ok:
                 raise ConfigError(f"controller.{name} out of range", value=value, allowed=allowed)
         self.module, self.lane = module, Lane(module.stack)
         self.b, self.t0, self.rho, self.gamma_max, self.rule = b, t0, rho, gamma_max, rule
+        self.lo, self.hi, self.lazy = lo, hi, lo > 0 or hi < 1
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         self.lane.reset(len(rows), capacity + 1)
 
     def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
-        assert record is not None
-        self._read(record, [len(row.committed) for row in rows], [len(row.committed) for row in rows])
+        if self.module.sees_prefix:
+            assert record is not None
+            self._read(record, [len(row.committed) for row in rows], [len(row.committed) for row in rows])
 
     def block(self, drawn: int) -> int:
         return min(self.b, self.gamma_max - drawn)
 
-    def judge(
-        self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def judge(self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]) -> Verdicts:
+        if not self.lazy:
+            return self.ask(record, rows, drawn, open_rows)
         assert record is not None
-        bases = [len(row.committed) for row in rows]
-        blocks = (drawn + self.b - 1) // self.b
-        fresh = drawn - (blocks - 1) * self.b
-        ends = [
-            base + drawn if is_open else have
-            for base, have, is_open in zip(bases, self.lane.lengths, open_rows, strict=True)
-        ]
+        fresh, end = self._fresh(drawn), record.ids.shape[1]
+        places = [[min(len(row.committed) + i, end - 1) for i in range(drawn - fresh, drawn)] for row in rows]
+        logprob = record.logprob.gather(1, torch.tensor(places, device=record.ids.device))
+        product = logprob.sum(1).exp()
+        verdicts = torch.where(product < self.lo, STOP, torch.where(product > self.hi, GO, ASK))
+        return verdicts, torch.full_like(logprob, torch.nan)
+
+    def ask(self, record: Record | None, rows: Sequence[Row], drawn: int, asked: Sequence[bool]) -> Verdicts:
+        assert record is not None
+        bases, fresh = [len(row.committed) for row in rows], self._fresh(drawn)
+        ends = [base + drawn if is_asked else 0 for base, is_asked in zip(bases, asked, strict=True)]
         scores = self._read(record, ends, bases)[:, -fresh:]
-        return block_value(scores, self.rule) >= self.t0 * self.rho ** (blocks - 1), scores
+        return block_value(scores, self.rule) >= self.t0 * self.rho ** ((drawn - fresh) // self.b), scores
 
     def end(self, committed: Sequence[int]) -> None:
-        self.lane.truncate(committed)  # what was drafted carries draft indices; accepted tokens come again with index 0
+        # what was drafted carries draft indices; accepted tokens come again with index 0
+        self.lane.truncate(committed if self.module.sees_prefix else [0] * len(committed))
+
+    def _fresh(self, drawn: int) -> int:
+        """Tokens of the block just drawn; the last of a draft may be short."""
+        return (drawn - 1) % self.b + 1
 
     def _read(self, record: Record, ends: Sequence[int], bases: Sequence[int]) -> Tensor:
         """Feed each row's entries up to place ``ends`` (exclusive); returns estimates, right-aligned ``(B, n)``."""
-        counts = [max(0, end - have) for end, have in zip(ends, self.lane.lengths, strict=True)]
+        module = self.module
+        origin = [0] * len(bases) if module.sees_prefix else bases  # the place of the memory's first entry
+        have = [first + length for first, length in zip(origin, self.lane.lengths, strict=True)]
+        counts = [max(0, end - start) for end, start in zip(ends, have, strict=True)]
         n = max(counts)
         device = record.ids.device
-        table = torch.tensor([self.lane.lengths, list(bases), counts], device=device)
+        table = torch.tensor([have, list(bases), counts], device=device)
         places = (table[0, :, None] + torch.arange(n, device=device)).clamp_max(record.ids.shape[1] - 1)
         index = (places - table[1, :, None] + 1).clamp_min(0)
-        features = self.module.select(record.logprob.gather(1, places), record.entropy.gather(1, places), index)
+
+        def signal(name: str) -> Tensor:
+            if name != "cumulative":
+                return getattr(record, name).gather(1, places)
+            total = record.logprob.cumsum(1, dtype=torch.float64)
+            return total.gather(1, places) - total.gather(1, table[1, :, None] - 1)
+
+        features = module.select(signal, index)
         states = record.produced.gather(1, places[..., None].expand(-1, -1, record.produced.shape[2]))
-        hidden = self.lane.feed(self.module.entries(states, record.ids.gather(1, places), index, features), counts)
-        scores = self.module.logits(hidden, features).float().sigmoid()
+        hidden = self.lane.feed(module.entries(states, record.ids.gather(1, places), index, features), counts)
+        scores = module.logits(hidden, features).float().sigmoid()
         if min(counts) == n:
             return scores
         shift = (torch.arange(n, device=device)[None] - (n - table[2, :, None])) % n  # right-align ragged rows

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import draw, penalised, probabilities, signals
+from pacer.decoding.distributions import Signals, draw, penalised, probabilities, signals
 from pacer.decoding.lane import Lane, last_of, padded
 from pacer.decoding.request import Row
 from pacer.decoding.uniforms import DRAFT, uniforms
+from pacer.models.copying import Copied, copied_last, supported, token_of
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
 
@@ -25,25 +26,21 @@ class Record:
     ``(B, T)`` each, ``produced`` is ``(B, T, H)``; the last place of a row takes padded writes.
     """
 
-    def __init__(self, rows: int, places: int, stack: Stack) -> None:
-        shape, device = (rows, places + 1), stack.device
-        self.ids = torch.zeros(shape, dtype=torch.long, device=device)
-        self.logprob, self.entropy = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
-        self.produced = torch.zeros(*shape, stack.width, dtype=stack.dtype, device=device)
+    def __init__(self, ids: Tensor, stack: Stack) -> None:
+        self.ids = ids
+        self.logprob, self.entropy, self.margin = (torch.zeros(ids.shape, device=ids.device) for _ in range(3))
+        self.match = torch.zeros_like(ids)
+        self.produced = torch.zeros(*ids.shape, stack.width, dtype=stack.dtype, device=ids.device)
 
-    def read(self, ids: Tensor, states: Tensor, places: Tensor, real: Tensor) -> None:
-        """Note ids ``(B, n)`` fed at ``places`` and what they produced, the states ``(B, n, H)``, one place on."""
-        scratch = self.ids.shape[1] - 1
-        self.ids.scatter_(1, torch.where(real, places, scratch), ids)
-        produced = torch.where(real, places + 1, scratch)
+    def read(self, states: Tensor, places: Tensor, real: Tensor) -> None:
+        """Note what the ids fed at ``places`` produced, the states ``(B, n, H)``, one place on."""
+        produced = torch.where(real, places + 1, self.ids.shape[1] - 1)
         self.produced.scatter_(1, produced[..., None].expand_as(states), states)
 
-    def drew(self, places: Tensor, ids: Tensor, logprob: Tensor, entropy: Tensor) -> None:
-        """Note drawn ids and their signals ``(B, 1)``."""
-        places = places.clamp_max(self.ids.shape[1] - 1)
-        self.ids.scatter_(1, places, ids)
-        self.logprob.scatter_(1, places, logprob)
-        self.entropy.scatter_(1, places, entropy)
+    def drew(self, places: Tensor, said: Signals, match: Tensor) -> None:
+        """Note the signals of the tokens drawn at ``places``, ``(B, 1)`` each."""
+        for own, new in zip((self.logprob, self.entropy, self.margin, self.match), (*said, match), strict=True):
+            own.scatter_(1, places, new)
 
 
 class ModelDrafter:
@@ -58,6 +55,7 @@ class ModelDrafter:
         self.stack, self.vocab_size, self.sampling, self.keeps_record = stack, vocab_size, sampling, record
         self.lane = Lane(stack)
         self.record: Record | None = None
+        self._ids = torch.empty(0, dtype=torch.long)  # (B, T): what each row holds, its draft included
         self._last = self._token = self._bases = self._keys = self._rounds = torch.empty(0)
         self._seen: Tensor | None = None
         self._head_ids = None if stack.head_ids is None else stack.head_ids.to(stack.device)
@@ -67,9 +65,10 @@ class ModelDrafter:
         """Room for a new batch."""
         capacity = min(capacity, self.stack.context)
         self.lane.reset(len(rows), capacity)
+        # one place past the context, since the last drawn token is never fed; one more takes padded writes
+        self._ids = torch.zeros(len(rows), capacity + 2, dtype=torch.long, device=self.stack.device)
         if self.keeps_record:
-            # one place past the context: the last drawn token is never fed
-            self.record = Record(len(rows), capacity + 1, self.stack)
+            self.record = Record(self._ids, self.stack)
 
     def room(self, row: Row) -> int:
         """Tokens this model can still draft for a row: its own context ends there, with one warning."""
@@ -107,16 +106,21 @@ class ModelDrafter:
         """
         if offset > 0:
             self._last = self._feed(self._token, [int(is_open) for is_open in open_rows])
-        logits = self.stack.readout(self._last)
+        places = (self._bases + offset)[:, None].clamp_max(self._ids.shape[1] - 1)
+        copied: Copied | None = None
+        if self.record is not None or self.stack.copying is not None:
+            copied = Copied(*(part[:, None] for part in copied_last(self._ids, places[:, 0])))
+        logits = self.stack.readout(self._last, copied)
         if self._head_ids is None:
             logits = logits[..., : self.vocab_size]  # padded rows of a larger draft vocabulary are no tokens
         row_of_head, q = self._choose(penalised(logits, self._seen, self.sampling.repetition_penalty), offset)
-        self._token = row_of_head if self._head_ids is None else self._head_ids[row_of_head]
-        if self.record is not None:
-            self.record.drew((self._bases + offset)[:, None], self._token, *signals(logits, row_of_head))
+        self._token = self._id_of(row_of_head, copied)
+        self._ids.scatter_(1, places, self._token)
+        if self.record is not None and copied is not None:
+            self.record.drew(places, signals(logits, row_of_head), supported(self._token, copied))
         if self._seen is not None:
             self._seen.scatter_(2, row_of_head[..., None], True)
-        return self._token, None if q is None else self._spread(q)
+        return self._token, None if q is None else self._spread(q, copied)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget the drafts beyond ``lengths`` tokens of each row."""
@@ -129,18 +133,28 @@ class ModelDrafter:
         place = torch.tensor([offset], device=logits.device)
         return draw(q, uniforms(self._keys, self._rounds, place, DRAFT)), q
 
-    def _spread(self, q: Tensor) -> Tensor:
-        """Probabilities over the head's ids → over the target's vocabulary."""
+    def _id_of(self, row_of_head: Tensor, copied: Copied | None) -> Tensor:
+        if self._head_ids is None:
+            return row_of_head
+        return self._head_ids[row_of_head] if copied is None else token_of(row_of_head, self._head_ids, copied)
+
+    def _spread(self, q: Tensor, copied: Copied | None) -> Tensor:
+        """Probabilities over the head's ids (and the candidate, if it lacks it) → over the target's vocabulary."""
         if self._head_ids is None:
             return torch.nn.functional.pad(q, (0, self.vocab_size - q.shape[-1]))
-        whole = q.new_zeros(*q.shape[:-1], self.vocab_size)
-        return whole.index_copy(-1, self._head_ids, q)
+        size = len(self._head_ids)
+        whole = q.new_zeros(*q.shape[:-1], self.vocab_size).index_copy(-1, self._head_ids, q[..., :size])
+        if q.shape[-1] > size:
+            assert copied is not None
+            whole.scatter_add_(-1, copied.ids[..., None], q[..., size:])
+        return whole
 
     def _feed(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        places, real = self.lane.places(ids.shape[1], counts) if self.record is not None else (ids, ids)
+        places, real = self.lane.places(ids.shape[1], counts)
+        self._ids.scatter_(1, torch.where(real, places, self._ids.shape[1] - 1), ids)
         states = self.lane.feed_ids(ids, counts)
         if self.record is not None:
-            self.record.read(ids, states, places, real)
+            self.record.read(states, places, real)
         return states
 
     def _seen_ids(self, rows: Sequence[Row]) -> Tensor:
@@ -148,4 +162,8 @@ class ModelDrafter:
         seen = torch.zeros(len(rows), self.vocab_size, dtype=torch.bool, device=self.stack.device)
         for i, row in enumerate(rows):
             seen[i, torch.tensor(row.committed, device=seen.device)] = True
-        return seen[:, None, : self.stack.vocab_size] if self._head_ids is None else seen[:, None, self._head_ids]
+        if self._head_ids is None:
+            return seen[:, None, : self.stack.vocab_size]
+        rows_seen = seen[:, None, self._head_ids]
+        # a candidate for copying has been seen by its nature
+        return rows_seen if self.stack.copying is None else torch.nn.functional.pad(rows_seen, (0, 1), value=True)

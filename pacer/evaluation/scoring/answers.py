@@ -26,6 +26,7 @@ NUMBER = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 SAME = str.maketrans({"\u2212": "-", "\u2044": "/"})  # minus sign, fraction slash
+BRACKETS = re.compile(r"(?<!\\)\([^()]*\)")
 STATED = re.compile(r"\\boxed\s*\{|\banswer\b[^\d\n.]{0,60}?(?:\bis\b|[:=])", re.IGNORECASE)
 
 
@@ -45,8 +46,9 @@ def flexible_answer(text: str) -> Decimal | None:
     r"""The number a text gives as its answer; None if it holds no number.
 
     In this order: the strict answer; what follows the last ``\boxed{`` or "answer is" (or ":", "="); the last number
-    of the text that is no ordinal such as "3rd". Where an answer is stated as an equation, "5 + 3 = 8", its right side
-    counts; where words and numbers follow an answer, "42 (see page 3)", its first number does.
+    of the text that is no ordinal such as "3rd", and in no remark such as "(over 2 months)" if there is another. Where
+    an answer is stated as an equation, "5 + 3 = 8", its right side counts; where words and numbers follow an answer,
+    "42 (see page 3)", its first number does.
     """
     if strict_answer(text) is not None:
         return _stated(_first_line(text.rpartition("####")[2]))
@@ -54,7 +56,7 @@ def flexible_answer(text: str) -> Decimal | None:
     stated = _stated(_first_line(text[starts[-1] :])) if starts else None
     if stated is not None:
         return stated
-    found = list(numbers(text))
+    found = list(numbers(BRACKETS.sub(_but_words, text))) or list(numbers(text))
     candidates = [value for value, ordinal in found if not ordinal] or [value for value, _ in found]
     return candidates[-1] if candidates else None
 
@@ -87,6 +89,11 @@ def numbers(text: str) -> Iterator[tuple[Decimal, bool]]:
         value = _value(match)
         if value is not None:
             yield value, match["ordinal"] is not None
+
+
+def _but_words(brackets: re.Match[str]) -> str:
+    """Nothing for a remark in words, "(over 2 months)"; the brackets themselves where they hold no letter."""
+    return " " if any(map(str.isalpha, brackets[0])) else brackets[0]
 
 
 def _first_line(text: str) -> str:

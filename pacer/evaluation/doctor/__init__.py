@@ -1,0 +1,1 @@
+"""Why is acceptance low? One measured check per function; `run` gathers what they need."""

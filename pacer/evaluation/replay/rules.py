@@ -1,0 +1,187 @@
+"""Controllers as pure functions of the table: how many tokens each would draw at every start, and when it asks.
+
+They are the rules of `pacer.decoding.controllers`, on all starts at once. A rule knows the draft up to the place where
+the table's signals end; one that would go on there is ended there, and counted (`Plan.open`).
+
+Shapes: N starts, g places.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacer.arms import is_reference, method_settings
+from pacer.errors import ConfigError, UnsupportedError
+from pacer.evaluation.replay.table import Bools, Ints, Table
+
+Values = NDArray[Any]
+BLOCK_VALUES: dict[str, Callable[[Values], Values]] = {
+    "mean": lambda block: np.asarray(block.mean(1)),
+    "min": lambda block: np.asarray(block.min(1)),
+    "product": lambda block: np.asarray(block.prod(1)),
+}
+ORACLE = "oracle"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``drawn (N,)``: tokens drawn, those after a stop id in the last block included. ``asked (N, g)``: whether the
+    pre-verifier was called after so many tokens (None: never). ``open (N,)``: the table ends before the rule does."""
+
+    drawn: Ints
+    asked: Bools | None
+    open: Bools
+
+
+Rule = Callable[[Table], Plan]
+
+
+def fixed(table: Table, gamma: int) -> Plan:
+    """Always γ; a stop id inside is not looked at before the verifier does."""
+    return Plan(np.minimum(gamma, table.room), None, np.zeros(len(table.room), bool))
+
+
+def oracle(table: Table, gamma: int | None = None) -> Plan:
+    """Exactly what will be accepted, up to γ: over all γ the upper bound of every length rule over this draft."""
+    limit = table.room if gamma is None else np.minimum(gamma, table.room)
+    return Plan(np.minimum(table.run, limit), None, np.zeros(len(table.room), bool))
+
+
+def signal(table: Table, name: str) -> Values:
+    """A signal by its name ``(N, g)``: probability | product | entropy | margin | index | match | score.
+
+    Raises:
+        UnsupportedError: the table lacks it.
+    """
+    if name == "probability":
+        return np.exp(table.signals["logprob"])
+    if name == "product":
+        return np.exp(np.cumsum(table.signals["logprob"], 1))
+    if name == "index":
+        return np.broadcast_to(np.arange(1, table.width + 1, dtype=np.float32), table.signals["logprob"].shape)
+    if name not in table.signals:
+        raise UnsupportedError(
+            f"the table has no signal {name}", allowed=("probability", "product", "index", *table.signals)
+        )
+    return table.signals[name]
+
+
+def threshold(table: Table, name: str, t: float, rule: str = "last", gamma_max: int | None = None) -> Plan:
+    """Go on while the signal of the last token (``last``) or the product of all probabilities (``product``) is ≥ t;
+    entropy: while it is ≤ t. Asked after every token; a stop id ends the draft."""
+    values = signal(table, "product" if rule == "product" else name)
+    going = values <= t if name == "entropy" else values >= t
+    place = np.arange(table.width)
+    going = going & (place < table.counts[:, None] - 1)  # NaN is not ≥ t: the draft ends where the signals do
+    leading = np.where(going.all(1), table.width, going.argmin(1))
+    limit = np.minimum(table.room, table.width if gamma_max is None else gamma_max)
+    reach = np.minimum(table.reach, table.counts)
+    drawn = np.minimum(np.minimum(leading + 1, limit), table.reach)
+    return Plan(drawn, None, (leading >= reach) & (reach < np.minimum(limit, table.counts)))
+
+
+def blockwise(
+    scores: Values, counts: Ints, b: int, t0: float, rho: float, limit: Ints, rule: str = "mean",
+    logprob: Values | None = None, lo: float = 0.0, hi: float = 1.0,
+) -> tuple[Ints, Bools]:  # fmt: skip
+    """PACER's rule: drawn tokens ``(N,)`` and after which of them the pre-verifier is called ``(N, g)``.
+
+    As in decoding: no call once the limit is reached; a block with a stop id ends the draft whatever the answer, which
+    only the lazy rule knows before it asks.
+
+    Args:
+        scores: the pre-verifier's estimates ``(N, g)``. counts: tokens to a stop id.
+        limit: the longest draft of each start.
+        logprob: the draft's own ``(N, g)``; lazy pre-verification asks only where the product of the block's
+            probabilities is in [lo, hi]: below, the draft ends; above, it goes on.
+    """
+    starts, width = scores.shape
+    drawn = np.zeros(starts, dtype=np.int64)
+    asked = np.zeros((starts, width), dtype=bool)
+    going = limit > 0
+    for k, start in enumerate(range(0, width, b)):
+        drawn = np.where(going, np.minimum(start + b, limit), drawn)
+        end = start + b
+        going = going & (end < limit)
+        if end > width or not going.any():
+            break
+        well = BLOCK_VALUES[rule](scores[:, start:end]) >= t0 * rho**k
+        ask = going
+        if logprob is not None and (lo > 0 or hi < 1):
+            sure = np.exp(logprob[:, start:end].sum(1))
+            ask = going & (sure >= lo) & (sure <= hi) & (end < counts)
+            well = np.where(ask, well, sure > hi)
+        asked[:, end - 1] = ask
+        going = going & well & (end < counts)
+    return drawn, asked
+
+
+def preverified(
+    table: Table, b: int, t0: float, rho: float = 1.0, gamma_max: int | None = None, rule: str = "mean",
+    lo: float = 0.0, hi: float = 1.0,
+) -> Plan:  # fmt: skip
+    """PACER's rule on a table with the pre-verifier's estimates."""
+    if not table.score_width:
+        raise UnsupportedError("the table has no pre-verifier's estimates", remedy="replay with a pre-verifier")
+    top = min(table.score_width, table.width if gamma_max is None else gamma_max)
+    limit = np.minimum(table.room, top)
+    known = np.isfinite(table.signals["score"])
+    scores = np.where(known, table.signals["score"], 0.0)
+    drawn, asked = blockwise(scores, table.counts, b, t0, rho, limit, rule, table.signals["logprob"], lo, hi)
+    # a block that reaches past the known signals was judged on too little
+    last = np.minimum(drawn, table.counts) - 1
+    judged = (last >= 0) & (drawn < limit)
+    beyond = judged & ~np.take_along_axis(known, last.clip(min=0)[:, None], 1)[:, 0]
+    return Plan(drawn, asked, beyond)
+
+
+def resolve(controller: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A controller's values, null ones replaced by those tuned for the checkpoint, as decoding does."""
+    values = {name: (tuned or {}).get(name) if value is None else value for name, value in controller.items()}
+    return {name: value for name, value in values.items() if name != "kind" and value is not None}
+
+
+def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
+    """The rule of an arm as `pacer.evaluate` names it (``sd gamma=4``), or ``oracle [gamma=N]``.
+
+    Raises:
+        UnsupportedError: an arm that is not a length rule over this draft; with the reason.
+    """
+    if arm.split()[:1] == [ORACLE]:
+        key, _, gamma = arm.removeprefix(ORACLE).strip().partition("=")
+        if key not in ("", "gamma") or (key and not gamma.isdigit()):
+            raise ConfigError(f"cannot read arm {arm!r}", allowed="oracle, or oracle gamma=N")
+        return functools.partial(oracle, gamma=int(gamma) if key else None)
+    if is_reference(arm):
+        raise UnsupportedError(f"arm {arm!r} cannot be replayed: transformers decodes it, not this loop")
+    method = method_settings(arm)
+    if method.drafter not in (None, "model"):
+        raise UnsupportedError(f"arm {arm!r} cannot be replayed: it drafts with {method.drafter}, the table with model")
+    controller = method.controller or {"kind": "fixed", "gamma": 0}
+    values = resolve(controller, tuned)
+    kind = controller["kind"]
+    if kind == "fixed":
+        return lambda table: fixed(table, _within(table, values["gamma"], arm))
+    if kind == "threshold":
+        name, t, how, top = (values[key] for key in ("signal", "t", "rule", "gamma_max"))
+        return lambda table: threshold(table, name, t, how, _within(table, top, arm))
+    if kind == "preverifier":
+        if "b" not in values or "t0" not in values:
+            raise ConfigError(f"arm {arm!r} leaves b or t0 to the checkpoint, which has none", remedy="name them")
+        return lambda table: preverified(table, **values)
+    raise UnsupportedError(f"arm {arm!r} cannot be replayed: controller {kind} looks beyond one draft's signals")
+
+
+def _within(table: Table, gamma: int, arm: str) -> int:
+    if gamma > table.width:
+        raise ConfigError(
+            f"arm {arm!r} drafts past the table", value=gamma, allowed=f"≤ {table.width}",
+            remedy=f"replay.gamma_max={gamma}",
+        )  # fmt: skip
+    return gamma

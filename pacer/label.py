@@ -1,0 +1,42 @@
+"""``python -m pacer.label``: write what a part learns from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from pacer.app import verb
+from pacer.arms import method_settings
+from pacer.assemble import load_target
+from pacer.settings import Settings
+
+
+@verb
+def main(settings: Settings) -> None:
+    """Writes what `trainer.part` learns from: the corpus, and for a pre-verifier the draft's simulated rounds on it.
+
+    Killed and started again, it goes on where it was; `pacer.train` with the same words finds all of it ready.
+    """
+    from pacer import stages
+    from pacer.data.corpus import split_texts
+
+    if settings.trainer.part == "draft":
+        models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    else:
+        models = stages.build(settings, [method_settings("sd")])
+    texts, _ = stages.corpus(settings, models)
+    for part, members in split_texts(texts, settings.corpus.parts).items():
+        tokens = sum(len(text.output_ids) for text in members)
+        tasks = ", ".join(f"{task} {count}" for task, count in sorted(Counter(t.task for t in members).items()))
+        print(f"{part:12} {len(members):6} texts {tokens:8} tokens ({tasks})")
+    if settings.trainer.part == "preverifier":
+        folder = stages.draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
+        for part in ("preverifier", "tuning"):
+            pairs, _ = stages.labels(settings, models, part, stages.draft_key(settings, folder))
+            rounds = sum(len(found.starts) for _, found in pairs)
+            accepted = sum(int(found.accepted.sum()) for _, found in pairs)
+            print(f"{part:12} {len(pairs):6} texts {rounds:8} rounds, {accepted / rounds:.2f} tokens accepted a round")
+
+
+if __name__ == "__main__":
+    main()

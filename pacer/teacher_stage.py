@@ -1,0 +1,83 @@
+"""The stage that stores the target's predictions for the texts a draft learns from (`pacer.data.teacher`)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from pacer.artifacts import ArtifactError, Stage, write_atomic
+from pacer.data.corpus import Text
+from pacer.data.teacher import Teacher, predict, token_bytes, write_shard
+from pacer.errors import ConfigError
+from pacer.models.stack import Stack
+from pacer.progress import progress
+from pacer.settings import Settings, TrainerSettings
+from pacer.stopping import check_stop
+
+SUFFIX = ".safetensors"
+log = logging.getLogger(__name__)
+
+
+def teacher_stage(settings: Settings, trainer: TrainerSettings, corpus_key: str) -> Stage | None:
+    """Where the predictions for the draft's part of the corpus go; None where training asks for none."""
+    if trainer.kl_weight == 0 and trainer.prompt_labels == "text":
+        return None
+    key = {
+        "corpus": corpus_key, "parts": settings.corpus.parts, "part": "draft", "k": trainer.teacher_top_k,
+        "target": asdict(settings.model.target), "dtype": settings.model.dtype,
+        "shard_size": settings.corpus.shard_size,
+    }  # fmt: skip
+    return Stage(Path(settings.paths.runs) / "stages", "teacher", key)
+
+
+def teacher_labels(stage: Stage, target: Stack, texts: Sequence[Text]) -> Teacher:
+    """The stage's predictions for these texts; the shards that are missing are made first.
+
+    Raises:
+        ConfigError: k is not below the size of the vocabulary.
+        ArtifactError: the disk has not the room, or fills up on the way; finished shards are kept.
+    """
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                _label(stage, target, texts)
+    return Teacher(sorted(stage.folder.glob(f"shard-*{SUFFIX}")))
+
+
+def _label(stage: Stage, target: Stack, texts: Sequence[Text]) -> None:
+    k, size, vocabulary = stage.key["k"], stage.key["shard_size"], target.vocab_size
+    if k >= vocabulary:
+        raise ConfigError("trainer.teacher_top_k", value=k, allowed=f"2 … {vocabulary - 1} for this target")
+    shards = [texts[i : i + size] for i in range(0, len(texts), size)]
+    missing = stage.missing(len(shards), SUFFIX)
+    tokens = [sum(len(t.prompt_ids) + len(t.output_ids) for t in shard) for shard in shards]
+    _check_room(stage.folder, sum(map(len, shards)), sum(tokens), sum(tokens[i] for i in missing), k, vocabulary)
+    about = {name: stage.key[name] for name in ("target", "dtype", "k")}
+    with progress(sum(tokens), "teacher", "token", initial=sum(tokens) - sum(tokens[i] for i in missing)) as bar:
+        for index in missing:
+            found = predict(target, [[*t.prompt_ids, *t.output_ids] for t in shards[index]], k)
+            write = partial(
+                write_shard, names=[t.id for t in shards[index]], predictions=found, vocabulary=vocabulary, about=about
+            )
+            write_atomic(stage.shard(index, SUFFIX), write)
+            bar.update(tokens[index])
+            check_stop()
+    stage.finish({"texts": len(texts), "tokens": sum(tokens), "bytes_per_token": token_bytes(k, vocabulary)})
+
+
+def _check_room(folder: Path, texts: int, tokens: int, missing: int, k: int, vocabulary: int) -> None:
+    """Say how much will be written, and refuse where the disk has less than what is missing."""
+    each, free = token_bytes(k, vocabulary), shutil.disk_usage(folder).free
+    log.info(
+        "labelling %d texts × %.0f tokens × %d bytes (k = %d) = %.1f MB, %.1f MB of it missing, in %s",
+        texts, tokens / max(1, texts), each, k, tokens * each / 1e6, missing * each / 1e6, folder,
+    )  # fmt: skip
+    if missing * each > free:
+        raise ArtifactError(
+            f"the target's predictions take {missing * each / 1e6:.1f} MB in {folder}, {free / 1e6:.1f} MB are free",
+            remedy="free space, point paths.runs elsewhere, or lower trainer.teacher_top_k",
+        )

@@ -1,0 +1,178 @@
+"""What the choices in a pre-verifier are worth: small variants, one after the other, on the same held-out rounds.
+
+Each variant is trained within ``trainer.max_minutes``; finished ones are kept, a killed one goes on where it was. The
+speed is simulated at the costs of the ``costs`` block, once with a free call and once with the call as measured here;
+the gap is the one between the best fixed window and the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pacer.app import load_settings, run_folder
+from pacer.arms import method_settings
+from pacer.artifacts import Stage, write_atomic, write_json
+from pacer.assemble import Models, attach_preverifier
+from pacer.data.packing import pack
+from pacer.evaluation.profiler import costs, profile
+from pacer.files import disk_errors
+from pacer.models.preverifier import FEATURES
+from pacer.quiet import quiet_libraries
+from pacer.settings import ProfileSettings, Settings
+from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
+from pacer.stopping import Stopped, stop_signals
+from pacer.training.preverifier_run import Pair, packed_batches, prepared, train_preverifier
+from pacer.training.preverify import RULES, RoundScores, packed_logits
+from pacer.training.states import read_states, store_states
+
+log = logging.getLogger("pacer.ablate")
+COLUMNS = ("auc", "ece", "call", "speed_free", "speed", "best_fixed", "oracle", "gap_free", "gap")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Changes against the settings: of the pre-verifier, of where simulated rounds start, of how many texts."""
+
+    name: str
+    preverifier: dict[str, Any] = field(default_factory=dict)
+    starts: str | None = None
+    share: float = 1.0
+
+
+def variants(width: int) -> list[Variant]:
+    """One choice at a time, around the settings at a base width."""
+    base = {"width": width}
+    return [
+        Variant("as set", base),
+        Variant("states only", {**base, "features": []}),
+        Variant("logprob, entropy", {**base, "features": ["logprob", "entropy"]}),
+        Variant("… margin, match", {**base, "features": ["logprob", "entropy", "margin", "match"]}),
+        Variant("… cumulative", {**base, "features": list(FEATURES)}),
+        Variant("conditional labels", {**base, "label": "conditional"}),
+        Variant("survival labels", {**base, "label": "survival"}),
+        Variant("sees the prefix", {**base, "attention": "prefix"}),
+        Variant("sees the draft alone", {**base, "attention": "block"}),
+        Variant("no index embedding", {**base, "index_embedding": False}),
+        Variant("before the norm", {**base, "state": "before_norm"}),
+        Variant("after the norm", {**base, "state": "after_norm"}),
+        Variant("starts: uniform", base, "uniform"),
+        Variant("starts: rounds", base, "rounds"),
+        Variant("half the texts", base, share=0.5),
+        Variant("a quarter of the texts", base, share=0.25),
+        Variant("two layers", {**base, "depth": 2}),
+        *(Variant(f"width {other}", {"width": other}) for other in (96, 192, 384, 576)),
+    ]
+
+
+def measured_call(models: Models, context: int) -> float:
+    """A call's time in target passes."""
+    points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=2, repeats=5))
+    return costs(points).preverify
+
+
+def held_out_scores(models: Models, held_out: Sequence[Pair], settings: Settings) -> RoundScores:
+    """The loaded pre-verifier's estimates of the held-out rounds."""
+    module = models.preverifier
+    assert module is not None and models.draft is not None
+    pairs = prepared(held_out, settings)
+    stored = store_states(Path(settings.paths.runs) / "stages", models.draft, pairs)
+    scores = RoundScores(module.settings.gamma_max, RULES[module.settings.label])
+    with torch.inference_mode():
+        for rows in packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0):
+            states = [[read_states(stored, i) for i in row] for row in rows]
+            batch = pack([[pairs[i] for i in row] for row in rows], module.settings.label, states)
+            batch = batch.to(models.draft.device)
+            scores.add(batch, packed_logits(module, batch).float().sigmoid())
+    return scores
+
+
+def judged(models: Models, held_out: Sequence[Pair], settings: Settings, folder: Path) -> dict[str, Any]:
+    """The row of a trained variant."""
+    attach_preverifier(models, folder)
+    config = json.loads((folder / "config.json").read_text())
+    scores = held_out_scores(models, held_out, settings)
+    call = measured_call(models, settings.profile.contexts[0])
+    found: dict[str, Any] = {
+        "auc": config["validation"]["val/auc"], "ece": config["validation"]["val/ece"], "call": call,
+        "steps": config["steps"], "texts": config["texts"], "settings": config["settings"],
+    }  # fmt: skip
+    for suffix, price in (("_free", 0.0), ("", call)):
+        rule, paced, gamma, window, best = scores.rounds(replace(settings.costs, preverify=price))
+        room = best.speedup - window.speedup
+        found |= {
+            f"speed{suffix}": paced.speedup, f"gap{suffix}": (paced.speedup - window.speedup) / room if room else 0.0,
+            f"rule{suffix}": rule, "best_fixed": window.speedup, "gamma": gamma, "oracle": best.speedup,
+        }  # fmt: skip
+    return found
+
+
+def row(variant: Variant, settings: Settings, models: Models, key: str, held_out: tuple[list[Pair], str]) -> Any:
+    """Train and judge a variant, unless that was done."""
+    chosen = replace(
+        settings,
+        preverifier=replace(settings.preverifier, **variant.preverifier),
+        labels=replace(settings.labels, starts=variant.starts or settings.labels.starts),
+    )
+    pairs, labels_key = labels(chosen, models, "preverifier", key)
+    pairs = pairs[: max(1, round(variant.share * len(pairs)))]
+    trainer = {**asdict(chosen.trainer), "cache_states": None}
+    made_of = {
+        "labels": [labels_key, held_out[1]], "share": variant.share, "preverifier": asdict(chosen.preverifier),
+        "trainer": trainer, "costs": asdict(chosen.costs), "tail": chosen.labels.tail,
+    }  # fmt: skip
+    stage = Stage(Path(settings.paths.runs) / "stages", "ablation", made_of)
+    file = stage.folder / "row.json"
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                log.info("variant %s: %d texts, in %s", variant.name, len(pairs), stage.folder)
+                folder = stage.folder / "preverifier"
+                if not (folder / "config.json").is_file():
+                    train_preverifier(models, pairs, held_out[0], chosen, stage.folder, command=command_line())
+                write_json(file, judged(models, held_out[0], chosen, folder))
+                (stage.folder / "last.ckpt").unlink(missing_ok=True)
+                stage.finish()
+    return {"variant": variant.name, **json.loads(file.read_text())}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [f"| variant | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [f"| {r['variant']} | {' | '.join(f'{r[name]:.3f}' for name in COLUMNS)} |" for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def main(words: Sequence[str]) -> int:
+    settings = load_settings(words)
+    settings = replace(settings, trainer=replace(settings.trainer, cache_states=True))
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    folder = run_folder(settings, "ablate")
+    rows: list[dict[str, Any]] = []
+    with quiet_libraries(), stop_signals(), disk_errors(folder):
+        models = build(settings, [method_settings("sd")])
+        source = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
+        key = draft_key(settings, source)
+        held_out = labels(settings, models, "tuning", key)
+        for variant in variants(settings.preverifier.width or 192):
+            rows.append(row(variant, settings, models, key, held_out))
+            write_json(folder / "ablation.json", {"costs": asdict(settings.costs), "rows": rows})
+            write_atomic(folder / "ablation.md", table(rows))
+    print(table(rows), end="")
+    print(f"saved in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except Stopped:
+        raise SystemExit(75) from None

@@ -1,0 +1,84 @@
+"""Ablations of PACER's rule: growth ρ, how a block's estimates become one number, block size, longest draft.
+
+Each is replayed on the tuning prompts (predicted) and decoded on the others, all arms interleaved per prompt
+(measured). What needs a training of its own (index embedding, features, labels, width …) is `ablate_preverifier.sh`.
+At a temperature above 0 nothing is replayed: acceptance, τ and speed are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pacer import evaluate
+from pacer.app import Stopped, load_settings, run_folder
+from pacer.arms import method_settings
+from pacer.artifacts import write_json
+from pacer.evaluation.profiler import profile
+from pacer.evaluation.replay import rules
+from pacer.evaluation.replay.costs import Prices, from_points
+from pacer.evaluation.replay.search import Setting, pool
+from pacer.evaluation.replay.stage import dense_table, texts_of
+from pacer.evaluation.replay.table import Table
+from pacer.quiet import quiet_libraries
+from pacer.settings import ProfileSettings
+from pacer.stages import build
+from pacer.stopping import stop_signals
+
+SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
+CHANGES: tuple[dict[str, Any], ...] = (
+    {}, {"rho": 1.0}, {"rho": 1.1}, {"rule": "mean", "b": 2}, {"rule": "product", "b": 2}, {"rule": "min", "b": 2},
+    *({"b": b} for b in (1, 2, 3, 4, 5, 6)), {"gamma_max": 8}, {"gamma_max": 16}, {"lo": 0.0, "hi": 1.0},
+)  # fmt: skip
+
+
+def arm(change: dict[str, Any]) -> str:
+    return " ".join(["pacer", *(f"{name}={value}" for name, value in change.items())])
+
+
+def predictions(table: Table, prices: Prices, tuned: dict[str, Any], arms: list[str]) -> dict[str, float]:
+    """Arm → predicted speed over AR on the tuning prompts."""
+    found = pool(table, [Setting(name, {}, rules.rule_of(name, tuned)) for name in arms])
+    return {name: float(value) for name, value in zip(arms, prices.ratio(found.usage), strict=True)}
+
+
+def main() -> int:
+    pair, prompts, minutes, temperature = sys.argv[1:]
+    arms = list(dict.fromkeys(arm(change) for change in CHANGES))
+    listed = ",".join(f'"{name}"' for name in ["ar", *arms])
+    words = [f"benchmark.limit={prompts}", f"benchmark.minutes={minutes}", f"benchmark.arms=[{listed}]"]
+    settings = load_settings([f"+experiment=pacer/{pair}", *words, f"sampling.temperature={temperature}"])
+    predicted: dict[str, float] = {}
+    with quiet_libraries(), stop_signals():
+        if float(temperature) == 0:
+            tuning = load_settings([f"+experiment=replay/{pair}"])
+            models = build(tuning, [method_settings("pacer")])
+            table, _ = dense_table(tuning, models, *texts_of(tuning, models))
+            context = max(1, round(float(table.start.mean())))
+            points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=5))
+            predicted = predictions(table, from_points(points, context, tuning.costs.rest), models.tuned or {}, arms)
+        evaluate.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
+    folder = run_folder(settings, "evaluate")
+    overall = {row["arm"]: row for row in json.loads((folder / "results.json").read_text())["overall"]}
+    rows = [
+        {"arm": name, "predicted": predicted.get(name), **{k: overall[name][k] for k in SPEED}}
+        for name in arms
+        if name in overall
+    ]
+    print(f"\n{'arm':24} {'predicted':>10} {'measured':>9}  95 % interval   (× AR)")
+    for row in rows:
+        said = "" if row["predicted"] is None else f"{row['predicted']:.3f}"
+        print(
+            f"{row['arm']:24} {said:>10} {row['ratio_to_ar']:9.3f}  [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
+        )
+    path = write_json(folder / "bench_ablation.json", {"temperature": float(temperature), "rows": rows})
+    print(json.dumps({"rows": rows, "written": str(path), "ok": True}))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except Stopped:
+        raise SystemExit(75) from None

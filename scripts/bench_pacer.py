@@ -1,0 +1,146 @@
+"""PACER against the baselines that are tuned as it is: what is wanted, measured, with what falls short.
+
+For each pair: the dense table of the tuning prompts, every rule's best values at prices profiled on this machine; then
+all arms interleaved per prompt on the other prompts, in between two profiles; then the oracle, replayed on AR's own
+texts of those prompts at the same prices.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_main import ratio  # beside this file
+
+from pacer import evaluate, replay
+from pacer.app import Stopped, load_settings, run_folder
+from pacer.arms import method_settings
+from pacer.artifacts import write_json
+from pacer.assemble import Models
+from pacer.evaluation.metrics import group_requests, load_trace
+from pacer.evaluation.profiler import Point, profile
+from pacer.evaluation.replay.compare import ar_texts
+from pacer.evaluation.replay.costs import from_points
+from pacer.evaluation.replay.search import families
+from pacer.evaluation.replay.stage import text_table
+from pacer.evaluation.replay.table import join
+from pacer.evaluation.runner import load_benchmarks, make_requests
+from pacer.quiet import quiet_libraries
+from pacer.settings import ProfileSettings, Settings
+from pacer.stages import build
+from pacer.stopping import stop_signals
+
+PAIRS = ("smollm2", "skip")
+OVER_FIXED, OVER_THRESHOLD, CALL_IN_LAYERS, REST_SHARE = 1.08, 1.02, 1.3, 0.05
+
+
+def tuned(pair: str) -> dict[str, Any]:
+    """Each rule's best arm on the tuning prompts; the pre-verifier's values go into its checkpoint."""
+    settings = load_settings([f"+experiment=replay/{pair}", "replay.profile=measure", "replay.write=true"])
+    folder = run_folder(settings, "replay")
+    if not (folder / "tuned.json").is_file():
+        replay.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
+    found: dict[str, Any] = json.loads((folder / "tuned.json").read_text())
+    rows = json.loads((folder / "results.json").read_text())["rows"]
+    predicted = {row["family"]: row["ratio_to_ar"] for row in rows if row["benchmark"] == "all"}
+    threshold = max(("probability", "product"), key=lambda family: predicted[family])
+    return {"fixed": found["fixed"], "threshold": found[threshold], "predicted": predicted}
+
+
+def profiled(models: Models, context: int) -> list[Point]:
+    return profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=6))
+
+
+def oracle(models: Models, settings: Settings, lines: Any, points: Sequence[Point]) -> dict[str, float]:
+    """Predicted speed over AR, on AR's texts of the measured prompts: the oracle and each rule's best in hindsight."""
+    budget = settings.benchmark.max_new_tokens
+    benchmarks = load_benchmarks(settings.benchmark, settings.paths.data_dir)
+    requests = {b.name: {r.id: r for r in make_requests(b.prompts, models, budget)} for b in benchmarks}
+    table = join([text_table(models, text, budget, 16, 8) for text in ar_texts(lines, requests)])
+    prices = from_points(points, float(table.start.mean()), settings.costs.rest)
+    return {family: float(prices.ratio(pool.usage).max()) for family, pool in families(table, prices).items()}
+
+
+def medians(points: Sequence[Point]) -> dict[tuple[str, int], float]:
+    table: dict[tuple[str, int], list[float]] = {}
+    for point in points:
+        table.setdefault((point.part, point.n), []).append(point.median_ms)
+    return {key: float(np.mean(values)) for key, values in table.items()}
+
+
+def measure_pair(pair: str, prompts: str, minutes: str) -> dict[str, Any]:
+    """All of one pair, as plain data."""
+    best = tuned(pair)
+    assisted = best["fixed"].replace("sd", "hf_assisted")
+    arms = ["ar", best["fixed"], best["threshold"], "pacer", "hf_generate", assisted, "hf_dynamic"]
+    listed = ",".join(f'"{arm}"' for arm in dict.fromkeys(arms))
+    limits = [f"benchmark.limit={prompts}", f"benchmark.minutes={minutes}", f"benchmark.arms=[{listed}]"]
+    settings = load_settings([f"+experiment=pacer/{pair}", *limits])
+    folder = run_folder(settings, "evaluate")
+    models = build(settings, [method_settings("pacer")])
+    points = profiled(models, 256)
+    evaluate.main.__wrapped__(settings)  # type: ignore[attr-defined]
+    points += profiled(models, 256)
+    lines = load_trace(folder / "trace.jsonl")
+    results = json.loads((folder / "results.json").read_text())
+    rows = {(row["arm"], row["benchmark"]): row for row in results["rows"]}
+    groups, ms = group_requests(lines), medians(points)
+    benchmarks = list(dict.fromkeys(b for _, b in rows))
+    layer = (ms["target", 1] - ms["head", 1]) / models.target.n_layers
+    figures = {
+        "pair": pair, "arms": {"fixed": best["fixed"], "threshold": best["threshold"], "pacer": models.tuned},
+        "c": ms["draft", 1] / ms["target", 1], "v": {n: ms["target", n] / ms["target", 1] for n in (2, 3, 5, 9, 17)},
+        "target_ms": ms["target", 1], "prompts": {b: rows["ar", b]["prompts"] for b in benchmarks},
+        "call_in_layers": ms["preverifier", 2] / layer, "call_in_target_passes": ms["preverifier", 2] / ms["target", 1],
+        "rest_share": {arm: max(rows[arm, b]["share"]["rest"] or 0.0 for b in benchmarks) for arm in arms[:4]},
+        "over_ar": {r["arm"]: [r["ratio_to_ar"], r["ratio_low"], r["ratio_high"]] for r in results["overall"]},
+        "acceptance": {b: rows[best["fixed"], b]["acceptance_rate"] for b in benchmarks},
+        "tau": {f"{arm} / {b}": rows[arm, b]["tokens_per_verify"] for arm in arms[1:4] for b in benchmarks},
+        "over_fixed": ratio(groups, "pacer", best["fixed"], benchmarks),
+        "over_threshold": ratio(groups, "pacer", best["threshold"], benchmarks),
+        "over_fixed_by_benchmark": {b: ratio(groups, "pacer", best["fixed"], [b]) for b in benchmarks},
+        "over_threshold_by_benchmark": {b: ratio(groups, "pacer", best["threshold"], [b]) for b in benchmarks},
+        "tuning_predicted": best["predicted"], "hindsight_predicted": oracle(models, settings, lines, points),
+    }  # fmt: skip
+    write_json(folder / "bench_pacer.json", figures)
+    return figures
+
+
+def wanted(figures: dict[str, Any]) -> list[tuple[str, float | None, str, float]]:
+    """(what, measured, at least or at most, bound)."""
+    pair = figures["pair"]
+    highs = [figures[f"over_{kind}_by_benchmark"] for kind in ("fixed", "threshold")]
+    least = min(found["high"] for group in highs for found in group.values())
+    return [
+        (f"{pair}: PACER over the tuned fixed window", figures["over_fixed"]["value"], "≥", OVER_FIXED),
+        (f"{pair}: PACER over the best tuned threshold", figures["over_threshold"]["value"], "≥", OVER_THRESHOLD),
+        (f"{pair}: lowest upper end of an interval of a benchmark", least, "≥", 1.0),
+        (f"{pair}: a pre-verifier call in layer passes", figures["call_in_layers"], "≤", CALL_IN_LAYERS),
+        (f"{pair}: time outside draft, pre-verifier, target", figures["rest_share"]["pacer"], "≤", REST_SHARE),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    prompts, minutes, *pairs = sys.argv[1:]
+    with quiet_libraries(), stop_signals():
+        found = [measure_pair(pair, prompts, minutes) for pair in pairs or PAIRS]
+    print()
+    reached = []
+    for what, value, sign, bound in [goal for figures in found for goal in wanted(figures)]:
+        ok = value is not None and (value >= bound if sign == "≥" else value <= bound)
+        reached.append(ok)
+        print(f"{'reached' if ok else 'NOT reached':12} {what}: {value:.3f}, wanted {sign} {bound}")
+    path = write_json(Path(load_settings([]).paths.runs) / "bench_pacer.json", found)
+    print(json.dumps({"pairs": found, "written": str(path), "ok": all(reached)}))
+    return 0 if all(reached) else 1
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except Stopped:
+        raise SystemExit(75) from None

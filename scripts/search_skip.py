@@ -1,0 +1,84 @@
+"""Which layers of the target can be left out of it, so that the rest drafts for it untrained (model.draft.kind=skip).
+
+Greedy: in each round every remaining layer is left out in turn, and the one whose absence costs the least agreement
+with the target's own texts goes (``--at-once`` of them, never neighbours). Each round is a line; the last lines are
+the settings to use. Scores are of a few hundred tokens: a choice, not a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pacer.app import load_settings
+from pacer.assemble import load_target
+from pacer.data.corpus import Text, split_texts
+from pacer.files import stable_hash
+from pacer.models.stack import Stack, causal_mask
+from pacer.quiet import quiet_libraries
+from pacer.stages import corpus
+from pacer.stopping import Stopped, check_stop, stop_signals
+
+
+@torch.inference_mode()
+def agreement(stack: Stack, layers: Sequence[int], texts: Sequence[Text]) -> float:
+    """Share of output tokens that these layers alone, read by the target's norm and head, would write greedily."""
+    hits = count = 0
+    for text in texts:
+        ids: Tensor = torch.tensor([[*text.prompt_ids, *text.output_ids]], device=stack.device)
+        positions = torch.arange(ids.shape[1], device=stack.device)[None]
+        mask, x = causal_mask(positions, ids.shape[1]), stack.embed(ids)
+        for layer in layers:
+            x = stack.run(x, layer, layer + 1, positions, mask)
+        first = len(text.prompt_ids)
+        wrote = stack.readout(x[:, first - 1 : -1]).argmax(-1)
+        hits, count = hits + int((wrote == ids[:, first:]).sum()), count + ids.shape[1] - first
+    return hits / count
+
+
+def leave_out(scores: dict[int, float], number: int) -> list[int]:
+    """The layers whose absence costs least, no two of them neighbours."""
+    chosen: list[int] = []
+    for layer in sorted(scores, key=lambda i: (-scores[i], i)):
+        if len(chosen) < number and all(abs(layer - other) > 1 for other in chosen):
+            chosen.append(layer)
+    return chosen
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=int, default=20, help="layers that stay")
+    parser.add_argument("--at-once", type=int, default=2, help="layers left out per round")
+    parser.add_argument("--texts", type=int, default=6)
+    arguments, words = parser.parse_known_args()
+    settings = load_settings(words)
+    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    texts, _ = corpus(settings, models)
+    unseen = sorted(split_texts(texts, settings.corpus.parts).get("tuning", []), key=lambda t: stable_hash(t.id))
+    unseen = sorted(unseen[: 8 * arguments.texts], key=lambda t: len(t.prompt_ids))[: arguments.texts]
+    layers = list(range(models.target.n_layers))
+    while len(layers) > arguments.keep:
+        scores: dict[int, float] = {}
+        for layer in layers:
+            scores[layer] = agreement(models.target, [i for i in layers if i != layer], unseen)
+            check_stop()
+        gone = leave_out(scores, min(arguments.at_once, len(layers) - arguments.keep))
+        layers = [i for i in layers if i not in gone]
+        figure = agreement(models.target, layers, unseen)
+        print(json.dumps({"layers": len(layers), "left_out": sorted(gone), "agreement": round(figure, 4)}), flush=True)
+    print(f"model.draft.kind=skip 'model.draft.layers={layers}'")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        with quiet_libraries(), stop_signals():
+            raise SystemExit(main())
+    except Stopped:
+        sys.exit(75)
