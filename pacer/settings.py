@@ -52,9 +52,8 @@ class PreverifierSettings:
     state: str = "after_norm"  # which draft state is read: before_norm | after_norm
     index_embedding: bool = True  # learned embedding of the index inside the current draft
     attention: str = "prefix"  # what an entry sees: prefix (and the current draft) | block (the current draft alone)
-    features: list[str] = field(
-        default_factory=lambda: ["logprob", "entropy"]
-    )  # logprob | entropy | margin | match | cumulative; [] is the paper's form
+    # of logprob, entropy, margin, match, cumulative; [] is the paper's form
+    features: list[str] = field(default_factory=lambda: ["logprob", "entropy", "margin", "match"])
     label: str = "survival"  # survival | conditional
     gamma_max: int = 16
 

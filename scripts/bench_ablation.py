@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from pacer import evaluate
@@ -27,9 +28,11 @@ from pacer.stages import build
 from pacer.stopping import stop_signals
 
 SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
+LONG = {"gamma_max": 16}  # blocks and rules are compared without the tuned cap, which may be shorter than a block
 CHANGES: tuple[dict[str, Any], ...] = (
-    {}, {"rho": 1.0}, {"rho": 1.1}, {"rule": "mean", "b": 2}, {"rule": "product", "b": 2}, {"rule": "min", "b": 2},
-    *({"b": b} for b in (1, 2, 3, 4, 5, 6)), {"gamma_max": 8}, {"gamma_max": 16}, {"lo": 0.0, "hi": 1.0},
+    {}, {"lo": 0.0, "hi": 1.0}, {"rho": 1.0}, {"rho": 1.1},
+    *({"b": 2, "rule": rule, **LONG} for rule in ("mean", "product", "min")),
+    *({"b": b, **LONG} for b in (1, 3, 4, 5, 6)), {"gamma_max": 8}, LONG,
 )  # fmt: skip
 
 
@@ -43,16 +46,18 @@ def predictions(table: Table, prices: Prices, tuned: dict[str, Any], arms: list[
     return {name: float(value) for name, value in zip(arms, prices.ratio(found.usage), strict=True)}
 
 
-def main() -> int:
-    pair, prompts, minutes, temperature = sys.argv[1:]
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: the pair (experiments pacer/NAME and replay/NAME) and settings."""
+    pair, *words = arguments
     arms = list(dict.fromkeys(arm(change) for change in CHANGES))
     listed = ",".join(f'"{name}"' for name in ["ar", *arms])
-    words = [f"benchmark.limit={prompts}", f"benchmark.minutes={minutes}", f"benchmark.arms=[{listed}]"]
-    settings = load_settings([f"+experiment=pacer/{pair}", *words, f"sampling.temperature={temperature}"])
+    settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
+    temperature = settings.sampling.temperature
     predicted: dict[str, float] = {}
     with quiet_libraries(), stop_signals():
-        if float(temperature) == 0:
-            tuning = load_settings([f"+experiment=replay/{pair}"])
+        if temperature == 0:
+            apart = [word for word in words if not word.startswith("benchmark.")]
+            tuning = load_settings([f"+experiment=replay/{pair}", *apart])
             models = build(tuning, [method_settings("pacer")])
             table, _ = dense_table(tuning, models, *texts_of(tuning, models))
             context = max(1, round(float(table.start.mean())))
@@ -68,17 +73,15 @@ def main() -> int:
     ]
     print(f"\n{'arm':24} {'predicted':>10} {'measured':>9}  95 % interval   (× AR)")
     for row in rows:
-        said = "" if row["predicted"] is None else f"{row['predicted']:.3f}"
-        print(
-            f"{row['arm']:24} {said:>10} {row['ratio_to_ar']:9.3f}  [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-        )
-    path = write_json(folder / "bench_ablation.json", {"temperature": float(temperature), "rows": rows})
+        said, value, low, high = ("–" if row[k] is None else f"{row[k]:.3f}" for k in ("predicted", *SPEED))
+        print(f"{row['arm']:24} {said:>10} {value:>9}  [{low}, {high}]")
+    path = write_json(folder / "bench_ablation.json", {"temperature": temperature, "rows": rows})
     print(json.dumps({"rows": rows, "written": str(path), "ok": True}))
     return 0
 
 
 if __name__ == "__main__":
     try:
-        raise SystemExit(main())
+        raise SystemExit(main(sys.argv[1:]))
     except Stopped:
         raise SystemExit(75) from None

@@ -13,9 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from bench_main import ratio  # beside this file
-
 from pacer import evaluate, replay
 from pacer.app import Stopped, load_settings, run_folder
 from pacer.arms import method_settings
@@ -33,14 +30,16 @@ from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build
 from pacer.stopping import stop_signals
+from scripts.bench_main import medians, ratio
 
 PAIRS = ("smollm2", "skip")
 OVER_FIXED, OVER_THRESHOLD, CALL_IN_LAYERS, REST_SHARE = 1.08, 1.02, 1.3, 0.05
 
 
-def tuned(pair: str) -> dict[str, Any]:
+def tuned(pair: str, words: Sequence[str]) -> dict[str, Any]:
     """Each rule's best arm on the tuning prompts; the pre-verifier's values go into its checkpoint."""
-    settings = load_settings([f"+experiment=replay/{pair}", "replay.profile=measure", "replay.write=true"])
+    wanted = ["replay.profile=measure", "replay.write=true", *words]
+    settings = load_settings([f"+experiment=replay/{pair}", *wanted])
     folder = run_folder(settings, "replay")
     if not (folder / "tuned.json").is_file():
         replay.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
@@ -65,21 +64,14 @@ def oracle(models: Models, settings: Settings, lines: Any, points: Sequence[Poin
     return {family: float(prices.ratio(pool.usage).max()) for family, pool in families(table, prices).items()}
 
 
-def medians(points: Sequence[Point]) -> dict[tuple[str, int], float]:
-    table: dict[tuple[str, int], list[float]] = {}
-    for point in points:
-        table.setdefault((point.part, point.n), []).append(point.median_ms)
-    return {key: float(np.mean(values)) for key, values in table.items()}
-
-
-def measure_pair(pair: str, prompts: str, minutes: str) -> dict[str, Any]:
+def measure_pair(pair: str, words: Sequence[str]) -> dict[str, Any]:
     """All of one pair, as plain data."""
-    best = tuned(pair)
-    assisted = best["fixed"].replace("sd", "hf_assisted")
-    arms = ["ar", best["fixed"], best["threshold"], "pacer", "hf_generate", assisted, "hf_dynamic"]
+    best = tuned(pair, [word for word in words if not word.startswith("benchmark.")])
+    gamma = max(1, int(best["fixed"].removeprefix("sd gamma=")))  # transformers has no window of 0
+    theirs = ["hf_generate", f"hf_assisted gamma={gamma}", "hf_dynamic"]
+    arms = ["ar", best["fixed"], best["threshold"], "pacer", *theirs]
     listed = ",".join(f'"{arm}"' for arm in dict.fromkeys(arms))
-    limits = [f"benchmark.limit={prompts}", f"benchmark.minutes={minutes}", f"benchmark.arms=[{listed}]"]
-    settings = load_settings([f"+experiment=pacer/{pair}", *limits])
+    settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
     folder = run_folder(settings, "evaluate")
     models = build(settings, [method_settings("pacer")])
     points = profiled(models, 256)
@@ -114,7 +106,9 @@ def wanted(figures: dict[str, Any]) -> list[tuple[str, float | None, str, float]
     """(what, measured, at least or at most, bound)."""
     pair = figures["pair"]
     highs = [figures[f"over_{kind}_by_benchmark"] for kind in ("fixed", "threshold")]
-    least = min(found["high"] for group in highs for found in group.values())
+    least = min(
+        (found["high"] for group in highs for found in group.values() if found["high"] is not None), default=None
+    )
     return [
         (f"{pair}: PACER over the tuned fixed window", figures["over_fixed"]["value"], "≥", OVER_FIXED),
         (f"{pair}: PACER over the best tuned threshold", figures["over_threshold"]["value"], "≥", OVER_THRESHOLD),
@@ -124,23 +118,27 @@ def wanted(figures: dict[str, Any]) -> list[tuple[str, float | None, str, float]
     ]  # fmt: skip
 
 
-def main() -> int:
-    prompts, minutes, *pairs = sys.argv[1:]
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: names of pairs (experiments pacer/NAME and replay/NAME) and settings."""
+    words = [word for word in arguments if "=" in word]
+    pairs = [name for name in arguments if "=" not in name] or PAIRS
     with quiet_libraries(), stop_signals():
-        found = [measure_pair(pair, prompts, minutes) for pair in pairs or PAIRS]
+        found = [measure_pair(pair, words) for pair in pairs]
     print()
     reached = []
     for what, value, sign, bound in [goal for figures in found for goal in wanted(figures)]:
         ok = value is not None and (value >= bound if sign == "≥" else value <= bound)
         reached.append(ok)
-        print(f"{'reached' if ok else 'NOT reached':12} {what}: {value:.3f}, wanted {sign} {bound}")
-    path = write_json(Path(load_settings([]).paths.runs) / "bench_pacer.json", found)
+        print(
+            f"{'reached' if ok else 'NOT reached':12} {what}: {'–' if value is None else f'{value:.3f}'}, wanted {sign} {bound}"
+        )
+    path = write_json(Path(load_settings(words).paths.runs) / "bench_pacer.json", found)
     print(json.dumps({"pairs": found, "written": str(path), "ok": all(reached)}))
     return 0 if all(reached) else 1
 
 
 if __name__ == "__main__":
     try:
-        raise SystemExit(main())
+        raise SystemExit(main(sys.argv[1:]))
     except Stopped:
         raise SystemExit(75) from None

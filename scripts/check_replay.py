@@ -109,7 +109,7 @@ def main() -> int:
         compare_rounds(table, texts, groups, arm, rule, models.tuned, lambda prefix: margin(models, prefix))
         for arm, rule in found.items()
     ]
-    speeds = compare_speeds(table, texts, groups, found, points, settings.costs.rest)
+    speeds = compare_speeds(table, texts, groups, found, points)
     return report(settings, folder, rounds, speeds, refused, points, gated, len(texts))
 
 

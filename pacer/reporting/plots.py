@@ -49,7 +49,8 @@ def speed_bars(
     limit = max(1.0, *highs) * 1.2
     title = "How much faster than plain decoding (AR)? Tokens per second, prefill included"
     with style.applied():
-        page, axes = style.panels(list(groups), title=title, command=command, height=_bar_height(len(arms)))
+        height = _bar_height([names[arm] for arm in arms])
+        page, axes = style.panels(list(groups), title=title, command=command, height=height)
         for axis, group in zip(axes, groups.values(), strict=True):
             found = {row["arm"]: row for row in group}
             axis.axvline(1, color=style.INK, linestyle="--", linewidth=1)
@@ -92,7 +93,7 @@ def time_breakdown(rows: Sequence[Row], path: Path, *, command: str) -> list[Pat
     parts = [part for part in style.PARTS if any((row.get("share") or {}).get(part) for row in rows)]
     title = "Where does decoding time go? (without prefill)"
     with style.applied():
-        page, axes = style.panels(list(groups), title=title, command=command, height=_bar_height(len(names)))
+        page, axes = style.panels(list(groups), title=title, command=command, height=_bar_height(list(names.values())))
         for axis, group in zip(axes, groups.values(), strict=True):
             shares = {row["arm"]: row.get("share") or {} for row in group}
             for y, arm in enumerate(names):
@@ -200,7 +201,9 @@ def acceptance_by_index(
     shift = {arm: 0.09 * (i - (len(chosen) - 1) / 2) for i, arm in enumerate(chosen)}
     title = "How far do drafts hold? Whiskers: 95 % intervals; τ: tokens emitted per target pass"
     with style.applied():
-        width, height = max(5.2, 0.6 + 3.0 * len(groups)), 6.6 + 0.2 * len(chosen)
+        names = {id(row): style.broken(_named(row), style.ENTRY_WIDTH) for group in groups.values() for row in group}
+        lines = max(sum(1 + names[id(row)].count("\n") for row in group) for group in groups.values())
+        width, height = max(5.2, 0.6 + 3.0 * len(groups)), 6.6 + 0.2 * lines
         page = style.canvas(width, height, title=title, command=command)
         grid = page.body.subplots(3, len(groups), sharex="col", sharey="row", squeeze=False, height_ratios=[3, 3, 2])
         for (top, middle, bottom), (name, group) in zip(grid.T, groups.items(), strict=True):
@@ -212,7 +215,7 @@ def acceptance_by_index(
                 bottom.plot(k, row["survival_counts"], color=look[0], linestyle=look[1], marker=look[2], markersize=4)
             top.set_title(name)
             bottom.set(xlabel="position in the draft", xticks=style.ticks(range(1, 1 + max(depths[a] for a in chosen))))
-            handles = style.line_handles([_named(row) for row in group], [looks[row["arm"]] for row in group])
+            handles = style.line_handles([names[id(row)] for row in group], [looks[row["arm"]] for row in group])
             bottom.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.34))
         for axis, text in zip(grid[:, 0], _ACCEPTANCE_LABELS, strict=True):
             axis.set_ylabel(text)
@@ -253,8 +256,9 @@ def _whiskers(axis: Axes, x: Any, y: Any, spans: Any, look: style.LineStyle) -> 
     )  # fmt: skip
 
 
-def _bar_height(bars: int) -> float:
-    return 1.0 + 0.3 * max(2, bars)
+def _bar_height(names: Sequence[str]) -> float:
+    extra = sum(style.broken(name).count("\n") for name in names)
+    return 1.0 + 0.3 * max(2, len(names)) + 0.14 * extra
 
 
 def _by_benchmark(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
+NAME_WIDTH, ENTRY_WIDTH = 24, 38  # letters in one line of a bar's name, of an entry below a panel
 INK = "#222222"
 EXACT, LOSSY = "#3b6fb6", "#f0b45a"
 # Parts of a round: name in the picture, fill, hatch. Lightness alternates, so neighbours differ in grey too.
@@ -103,9 +104,14 @@ def panels(
     return page, list(axes[: len(titles)])
 
 
+def broken(name: str, width: int = NAME_WIDTH) -> str:
+    """A name in lines of a length that leaves the axes their room."""
+    return textwrap.fill(name, width)
+
+
 def name_bars(axis: Axes, names: Sequence[str]) -> None:
-    """Names of horizontal bars at y = 0, 1, …, the first on top."""
-    axis.set_yticks(range(len(names)), names)
+    """Names of horizontal bars at y = 0, 1, …, the first on top; long ones are broken into lines."""
+    axis.set_yticks(range(len(names)), [broken(name) for name in names])
     axis.set_ylim(len(names) - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
     axis.grid(True, axis="x")

@@ -122,7 +122,7 @@ def test_speeds_are_foretold_where_costs_are_those_of_the_profile() -> None:
                 drawn = 3  # a fixed window draws on behind a stop id
             first = MS["draft", 2 if full.get(line["request"]) else 1] if drawn else 0.0
             cost = 40 + drawn + 10 + first + 4 * max(0, drawn - 1) + (2.5 if drawn else 0)
-            line["time"] = {"target": cost / 1e3}
+            line["time"] = {"target": (cost - 10) / 1e3, "rest": 10 / 1e3}
         if line["kind"] == "round":
             full[line["request"]] = bool(line["round"]) and line["accepted"][0] == len(line["drafted"]) > 0
     points = compare_speeds(table, texts, group_requests(lines), rules, POINTS, rest=2.5 / 50)

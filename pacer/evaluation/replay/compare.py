@@ -138,17 +138,22 @@ def _own_gap(table: Table, row: int, arm: str, tuned: Mapping[str, Any] | None, 
 
 def compare_speeds(
     table: Table, texts: Sequence[Text], groups: Mapping[tuple[str, str], Requests], found: Mapping[str, rules.Rule],
-    points: Sequence[Point], rest: float,
+    points: Sequence[Point], rest: float = 0.0,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Predicted and measured decoded tokens/s of each arm on each benchmark, prefill left out, none omitted."""
+    """Predicted and measured decoded tokens/s of each arm on each benchmark, prefill left out, none omitted.
+
+    Args:
+        rest: what a drafting round takes beyond its passes and beyond a round of plain decoding, whose own overhead is
+            the phase `rest` of AR. Nothing of the arms' own times enters their prediction.
+    """
     out = []
     for benchmark in dict.fromkeys(table.tasks):
         mask = np.array([task == benchmark for task in table.tasks])
         names = [text.id for text in texts if text.task == benchmark]
         context = float(table.start[mask[table.text]].mean())
         tokens, seconds = decoded(groups["ar", benchmark], names)
-        single = np.mean([p.median_ms for p in points if p.part == "target" and p.n == 1])
-        prices = from_points(points, context, rest, max(0.0, 1e3 * seconds / tokens - float(single)))
+        overhead = decoded(groups["ar", benchmark], names, "rest")[1] / tokens  # AR: a token is a round
+        prices = from_points(points, context, rest, 1e3 * overhead)
         for arm, rule in found.items():
             measured_tokens, measured_seconds = decoded(groups[arm, benchmark], names)
             ratio = float(prices.ratio(usage(table, rule(table)).of(mask)))
@@ -158,7 +163,8 @@ def compare_speeds(
     return out
 
 
-def decoded(requests: Requests, names: Sequence[str]) -> tuple[int, float]:
-    """Tokens and seconds of the rounds after the prefill."""
+def decoded(requests: Requests, names: Sequence[str], phase: str | None = None) -> tuple[int, float]:
+    """Tokens and seconds of the rounds after the prefill, or of one phase of them."""
     lines = [line for name in names for line in requests[name].rounds[1:]]
-    return sum(len(line["emitted"]) for line in lines), sum(sum(line["time"].values()) for line in lines)
+    times = [line["time"] if phase is None else {phase: line["time"].get(phase, 0.0)} for line in lines]
+    return sum(len(line["emitted"]) for line in lines), sum(sum(time.values()) for time in times)
