@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pacer.choices import CONTROLLER_CHOICES
 from pacer.errors import ConfigError
 from pacer.resources import resource
 from pacer.settings import MethodSettings
 
 ASSISTED_ARMS = ("hf_assisted", "hf_dynamic", "hf_heuristic")  # need the draft with the whole vocabulary's head
 REFERENCE_ARMS = ("hf_generate", *ASSISTED_ARMS)  # measured beside ours, decoded by transformers itself
-CHOICES = {  # of a controller's keys
-    ("preverifier", "rule"): ("mean", "min", "product"),
-    ("threshold", "rule"): ("last", "product"),
-    ("threshold", "signal"): ("probability", "entropy", "margin", "match"),
-}
 _CONTROLLER = "/controller@controller"  # how a method file names its controller
 
 
@@ -121,6 +117,16 @@ def check_controller(controller: dict[str, Any] | None, where: str) -> None:
             raise ConfigError(f"{key} in {where}", value=value, allowed=allowed)
 
 
+def resolved(controller: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A controller's values without its kind: null ones are those tuned for a checkpoint, or the rule's own defaults.
+
+    Returns:
+        Its arguments by name; what is left to the rule is left out.
+    """
+    values = {key: (tuned or {}).get(key) if value is None else value for key, value in controller.items()}
+    return {key: value for key, value in values.items() if key != "kind" and value is not None}
+
+
 def _allowed(kind: str, key: str, value: object, controller: dict[str, Any]) -> str | tuple[str, ...] | None:
     """What a controller's key may be, if ``value`` is not that."""
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -134,7 +140,7 @@ def _allowed(kind: str, key: str, value: object, controller: dict[str, Any]) -> 
         return None if number is not None and number >= 0 else "≥ 0"
     if key == "rho":
         return None if number is not None and number > 0 else "> 0"
-    choices = CHOICES.get((kind, key))
+    choices = CONTROLLER_CHOICES.get((kind, key))
     if key == "rule" and controller.get("signal", "probability") != "probability":
         choices = ("last",)  # only probabilities have a product
     return None if choices is None or value in choices else choices

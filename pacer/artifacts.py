@@ -37,7 +37,7 @@ from pacer.provenance import provenance
 from pacer.stopping import check_stop
 
 __all__ = [
-    "ArtifactError", "Stage", "amend", "canonical_json", "provenance", "stable_hash", "write_atomic", "write_json",
+    "ArtifactError", "Stage", "canonical_json", "provenance", "stable_hash", "write_atomic", "write_json",
 ]  # fmt: skip
 
 FORMAT = 1
@@ -148,23 +148,6 @@ class Stage:
     def _damaged(self, what: str) -> ArtifactError:
         remedy = f"delete the folder {self.folder} and run again"
         return ArtifactError(f"stage {self.kind} is damaged: {what}", remedy=remedy)
-
-
-def amend(path: Path, text: str) -> Path:
-    """Rewrite a file that may belong to a finished stage, whose manifest then records the new content.
-
-    Raises:
-        ArtifactError: the disk refuses.
-    """
-    home = next((folder for folder in path.parents if (folder / _MANIFEST).is_file()), None)
-    write_atomic(path, text)
-    if home is not None:
-        manifest = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))
-        name = str(path.relative_to(home))
-        if name in manifest["files"]:
-            manifest["files"][name] = {"size": path.stat().st_size, "sha256": sha256(path)}
-            write_json(home / _MANIFEST, manifest)
-    return path
 
 
 def _try_lock(descriptor: int) -> bool:

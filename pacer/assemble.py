@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from pacer.arms import resolved
+from pacer.choices import CHOICES
 from pacer.decoding.controllers.base import Controller
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
@@ -20,7 +22,7 @@ from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError, SourceError, UnsupportedError
 from pacer.files import sha256
 from pacer.models.draft import TrainableDraft, load_draft
-from pacer.models.preverifier import Preverifier, load_preverifier
+from pacer.models.preverifier import Preverifier, load_preverifier, tuned_values
 from pacer.models.quantise import quantise
 from pacer.models.sources import fetch, load_model, load_tokenizer
 from pacer.models.stack import Stack
@@ -29,7 +31,6 @@ from pacer.resources import resource
 from pacer.settings import MethodSettings, ModelSettings, SamplingSettings, SourceSettings
 
 PACKAGED = "packaged:"
-DRAFTERS = ("model", "model_full")
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Models:
     draft_full: Stack | None = None  # the same draft with the whole vocabulary's head
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
-    tuned: dict[str, Any] | None = None  # the controller's values found at the end of the pre-verifier's training
+    tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
@@ -118,7 +119,7 @@ def _draft_stack(
     if draft.kind == "skip":
         return TrainableDraft(target, draft.layers, torch.arange(target.vocab_size)).merged()
     if draft.kind != "layers":
-        raise ConfigError("unknown model.draft.kind", value=draft.kind, allowed=("model", "layers", "skip"))
+        raise ConfigError("unknown model.draft.kind", value=draft.kind, allowed=CHOICES["model.draft.kind"])
     if folder is None and draft.source is None:
         raise ConfigError("model.draft.source is not set", allowed="a checkpoint folder, or packaged:NAME")
     trained = load_draft(folder or checkpoint_folder(str(draft.source)), target)
@@ -126,10 +127,10 @@ def _draft_stack(
 
 
 def attach_preverifier(models: Models, folder: Path) -> None:
-    """Load a pre-verifier and its tuned values for the models' pair."""
+    """Load a pre-verifier and its tuned values for the models' pair; those of a replay before those of training."""
     assert models.draft is not None, "the draft comes first"
-    models.preverifier, config = load_preverifier(folder, models.target, models.draft)
-    models.preverifier_folder, models.tuned = folder, config.get("tuned")
+    models.preverifier, _ = load_preverifier(folder, models.target, models.draft)
+    models.preverifier_folder, models.tuned = folder, tuned_values(folder)
 
 
 def make_controller(method: MethodSettings, models: Models) -> Controller | None:
@@ -148,9 +149,7 @@ def make_controller(method: MethodSettings, models: Models) -> Controller | None
         raise UnsupportedError(
             f"method {method.name} needs a pre-verifier", remedy="train one: python -m pacer.train …"
         )
-    tuned = models.tuned or {}
-    chosen: dict[str, Any] = {name: tuned.get(name) if value is None else value for name, value in values.items()}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
+    chosen = resolved(values, models.tuned)
     limit = models.preverifier.settings.gamma_max  # longer drafts were never trained on
     chosen["gamma_max"] = min(chosen.get("gamma_max", limit), limit)
     return PreverifierRule(models.preverifier, **chosen)
@@ -161,8 +160,8 @@ def make_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
     controller = make_controller(method, models)
     if method.drafter is None or controller is None:
         return Decoder(models.target, sampling=sampling, decode=models.text)
-    if method.drafter not in DRAFTERS:
-        raise ConfigError("unknown method.drafter", value=method.drafter, allowed=("null", *DRAFTERS))
+    if method.drafter not in (drafters := CHOICES["method.drafter"]):
+        raise ConfigError("unknown method.drafter", value=method.drafter, allowed=("null", *drafters))
     draft = models.draft if method.drafter == "model" else models.draft_full
     if draft is None:
         raise UnsupportedError(f"method {method.name} needs a draft model", remedy="set model.draft")

@@ -9,30 +9,9 @@ from math import fsum, inf
 from typing import Any, NamedTuple
 
 from pacer.arms import check_controller, is_reference, method_settings, unknown
+from pacer.choices import CHOICES
 from pacer.errors import ConfigError
 from pacer.settings import Settings
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "model.dtype": ("float32", "bfloat16", "float16"),
-    "model.attention": ("sdpa",),
-    "model.draft.kind": ("layers", "model", "skip"),
-    "model.draft.dtype": ("float32", "bfloat16", "float16"),
-    "model.draft.quantise": ("int4",),
-    "preverifier.state": ("before_norm", "after_norm"),
-    "preverifier.attention": ("prefix", "block"),
-    "preverifier.label": ("survival", "conditional"),
-    "method.drafter": ("model",),
-    "method.guarantee": ("exact", "lossy"),
-    "labels.starts": ("uniform", "rounds", "all"),
-    "trainer.part": ("draft", "preverifier"),
-    "trainer.precision": ("bf16", "fp32"),
-    "trainer.prompt_labels": ("text", "teacher"),
-    "benchmark.split": ("report", "tune", "all"),
-    "benchmark.sandbox": ("auto", "unsafe", "off"),
-    "replay.texts": ("benchmark", "corpus"),
-    "replay.split": ("report", "tune", "all"),
-    "logger.wandb": ("disabled", "offline", "online"),
-}
 
 
 class Range(NamedTuple):
@@ -116,8 +95,9 @@ def check(settings: Settings) -> None:
     """
     for key, choices in CHOICES.items():
         value = get(settings, key)
-        if value is not None and value not in choices:
-            raise unknown(key, value, choices)
+        for item in value if isinstance(value, list | dict) else [value]:
+            if item is not None and item not in choices:
+                raise unknown(key, item, choices)
     for key, allowed in RANGES.items():
         value = get(settings, key)
         if value is not None and not allowed.holds(value):
@@ -138,10 +118,6 @@ def _check_lists(settings: Settings) -> None:
     layers = settings.model.draft.layers
     if settings.model.draft.kind != "model" and (not layers or layers != sorted(set(layers)) or layers[0] < 0):
         raise ConfigError("model.draft.layers", value=layers, allowed="layer numbers in rising order")
-    features = ("logprob", "entropy", "margin", "match", "cumulative")
-    for feature in settings.preverifier.features:
-        if feature not in features:
-            raise unknown("preverifier.features", feature, features)
     betas = settings.trainer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError("trainer.betas", value=betas, allowed="two numbers in [0, 1)")
@@ -153,9 +129,6 @@ def _check_lists(settings: Settings) -> None:
     if not all(isinstance(file, str) for file in (ready if isinstance(ready, list) else [ready or ""])):
         raise ConfigError("corpus.file", value=ready, allowed="a path, a list of paths, or null")
     parts = settings.corpus.parts
-    for part in parts:
-        if part not in ("draft", "preverifier", "tuning"):
-            raise unknown("corpus.parts", part, ("draft", "preverifier", "tuning"))
     if any(share < 0 for share in parts.values()) or abs(fsum(parts.values()) - 1) > 1e-6:
         raise ConfigError("corpus.parts", value=parts, allowed="shares that add up to 1")
     for key in ("replay.draft_costs", "replay.token_costs"):

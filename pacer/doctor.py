@@ -14,7 +14,8 @@ def main(settings: Settings) -> None:
     Looks at tokenizer, head, layers, readout, dtype, template, training data, context, pre-verifier, window, costs and
     sampling. Builds nothing: parts that earlier runs left are examined. Findings are no error: the exit code is 0.
     """
-    from pacer.evaluation.doctor.run import as_text, examine
+    from pacer.evaluation.doctor.findings import as_text
+    from pacer.evaluation.doctor.run import examine
 
     report = examine(settings)
     print(as_text(report))

@@ -6,16 +6,19 @@ import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
 from pacer.app import run_folder, verb
 from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.artifacts import provenance, write_atomic, write_json
-from pacer.errors import UnsupportedError
-from pacer.files import stable_hash
+from pacer.errors import ConfigError, UnsupportedError
+from pacer.files import sha256, stable_hash
 from pacer.settings import Settings
+
+if TYPE_CHECKING:
+    from pacer.assemble import Models
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +41,34 @@ def main(settings: Settings) -> None:
     arms = [make_arm(arm, models, settings.sampling) for arm in benchmark.arms]
     folder = run_folder(settings, "evaluate")
     folder.mkdir(parents=True, exist_ok=True)
+    _same_parts(folder, models)
     write_atomic(folder / "settings.yaml", OmegaConf.to_yaml(OmegaConf.structured(settings)))
     write_json(folder / "provenance.json", provenance())
     lines = measure(benchmarks, arms, models, benchmark, folder / "trace.jsonl")
     guarantees = {arm.name: arm.guarantee for arm in arms}
     report(settings, folder, lines, benchmarks, guarantees)
+
+
+def _same_parts(folder: Path, models: Models) -> None:
+    """A trace goes on only with the parts it was begun with: after a search the arm `pacer` has other values.
+
+    Raises:
+        ConfigError: the folder holds measurements of another draft, pre-verifier or tuning.
+    """
+    from pacer.models.checkpoint import identity
+
+    trained = models.preverifier_folder
+    parts = {
+        "draft": identity(models.draft, layers=True) if models.draft else None,
+        "preverifier": sha256(trained / "model.safetensors") if trained else None, "tuned": models.tuned,
+    }  # fmt: skip
+    path = folder / "parts.json"
+    if path.is_file() and (folder / "trace.jsonl").is_file() and json.loads(path.read_text()) != parts:
+        raise ConfigError(
+            "this run was begun with another draft, pre-verifier or tuning", value=str(folder),
+            remedy="give the new one a name of its own (name=…), or delete the folder",
+        )  # fmt: skip
+    write_json(path, parts)
 
 
 def _refuse_unscorable(settings: Settings) -> None:

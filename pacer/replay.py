@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from pacer.app import run_folder, verb
-from pacer.artifacts import provenance, stable_hash, write_json
+from pacer.artifacts import provenance, stable_hash, write_atomic, write_json
 from pacer.errors import ConfigError
 from pacer.settings import Settings
 
@@ -22,9 +24,10 @@ def main(settings: Settings) -> None:
     """Builds the dense table of the tuning texts, searches every rule's best values and predicts their speed.
 
     With replay.profile=FILE or replay.profile=measure prices come from a latency profile, else from the costs block;
-    replay.write=true puts the best values into the pre-verifier's checkpoint. method=threshold needs no pre-verifier.
+    replay.write=true puts the best values beside the pre-verifier's weights. method=threshold needs no pre-verifier.
     """
     from pacer.evaluation.metrics import jsonable
+    from pacer.evaluation.replay.choice import halved
     from pacer.evaluation.replay.results import results, to_text
     from pacer.evaluation.replay.search import families
     from pacer.evaluation.replay.stage import dense_table, texts_of
@@ -39,16 +42,20 @@ def main(settings: Settings) -> None:
     folder = run_folder(settings, "replay")
     folder.mkdir(parents=True, exist_ok=True)
     prices = _prices(settings, models, float(table.start.mean()), folder)
-    found = families(table, prices)
+    found = families(table, prices, halved(table))
     result = results(table, found, prices, settings.replay.draft_costs, settings.replay.token_costs)
-    result |= {"table": table_key, "command": command_line(), "provenance": provenance()}
+    result |= {"table": table_key, "command": command_line()}
+    write_atomic(folder / "settings.yaml", OmegaConf.to_yaml(OmegaConf.structured(settings)))
+    write_json(folder / "provenance.json", provenance())
     write_json(folder / "results.json", jsonable(result))
     arms = {row["family"]: row["arm"] for row in result["rows"] if row["benchmark"] == "all"}
-    write_json(folder / "tuned.json", {k: v for k, v in arms.items() if k not in ("oracle", "fixed_here")})
+    write_atomic(folder / "table.txt", to_text(result) + "\n")
     print(to_text(result))
-    files = [folder / "results.json", folder / "tuned.json", *_plots(result, folder / "plots")]
+    files = [folder / "table.txt", folder / "results.json", *_plots(result, folder / "plots")]
     if settings.replay.write:
         files.append(_write(models, result, found, prices, stable_hash([text.id for text in texts])))
+    tuned = {family: arm for family, arm in arms.items() if family not in ("oracle", "fixed_here")}
+    files.append(write_json(folder / "tuned.json", tuned))  # the last: with it the search is finished
     print("\nwritten:")
     for path in files:
         print(f"  {path}")
@@ -92,13 +99,15 @@ def _plots(result: dict[str, Any], folder: Path) -> list[Path]:
     from pacer.reporting import evidence_plots as plots
 
     command = result["command"]
-    return [
+    found = [
         *plots.accepted_lengths(result["runs"], folder / "lengths", command=command),
         *plots.calibration(result["signals"], folder / "calibration", command=command),
-        *plots.gap_recovered(result["rows"], folder / "gap", command=command),
         *plots.gain(result["over_c"], folder / "gain_over_c", command=command, axis="c"),
         *plots.gain(result["over_v"], folder / "gain_over_v", command=command, axis="v"),
     ]
+    if any(row["gap_share"] is not None for row in result["rows"]):  # else the oracle gains nothing over the window
+        found += plots.gap_recovered(result["rows"], folder / "gap", command=command)
+    return found
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class MethodSettings:
     """One arm: which drafter, which controller, what it guarantees."""
 
     name: str = "pacer"
-    drafter: str | None = "model"  # null | model
+    drafter: str | None = "model"  # null | model | model_full (the head over the whole vocabulary)
     controller: dict[str, Any] | None = None  # {kind: fixed, gamma: 4} …; null: no drafting
     guarantee: str = "exact"  # exact (greedy identity, sampled distribution) | lossy
 
@@ -85,7 +85,7 @@ class CorpusSettings:
     file: Any = None  # a ready corpus (JSON lines, .gz allowed), or a list of them; null: generate
     extend: list[str] = field(default_factory=list)  # sets continued in addition; what is in the file is not made again
     chunks: int = 1  # prompts of an article: of its first part, its second …
-    limit: int | None = None  # prompts per set
+    limit: int | None = None  # prompts per set; of ready files: texts per task
     max_new_tokens: int = 192
     batch_size: int = 16
     shard_size: int = 64  # texts per shard: the unit of resuming
@@ -178,7 +178,7 @@ class ReplaySettings:
     gamma_max: int = 16  # longest draft in the table
     tail: int | None = 8  # places past the first mismatch whose signals are kept; null: all
     profile: str | None = None  # a profile.json; measure: profile here; null: the costs block
-    write: bool = False  # put the best values into the pre-verifier's checkpoint
+    write: bool = False  # put the best values beside the pre-verifier's weights
     draft_costs: list[float] = field(default_factory=lambda: [0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
     token_costs: list[float] = field(default_factory=lambda: [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
 

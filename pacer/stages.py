@@ -51,9 +51,9 @@ def corpus(settings: Settings, models: Models) -> tuple[list[Text], str]:
     """The target's own texts, and a hash of where they come from: ready files, and what is generated beside them."""
     chosen = settings.corpus
     texts, files = read_files(chosen, models.stop_ids)
-    keys = [stable_hash([*map(sha256, files), chosen.limit])] if files else []
+    limit = None if chosen.limit is None else {"per task": chosen.limit}
+    keys = [stable_hash([*map(sha256, files), limit])] if files else []
     wanted = wanted_prompts(chosen, settings.paths.data_dir, texts)
-    texts = texts[: chosen.limit]
     for name, prompts in wanted.items():
         if prompts:
             stage = continued(settings, models, name, prompts)
@@ -112,7 +112,6 @@ def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tup
     texts, corpus_key = corpus(settings, models)
     key = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "part": part, "draft": draft_key,
-        "dtype": settings.model.draft.dtype or settings.model.dtype, "full_head": settings.model.draft.full_head,
         "labels": {**asdict(settings.labels), "tail": None},
     }  # fmt: skip
     chosen = sorted(split_texts(texts, settings.corpus.parts).get(part, []), key=lambda t: stable_hash(t.id))
@@ -131,6 +130,9 @@ def labels(settings: Settings, models: Models, part: str, draft_key: str) -> tup
             name, rounds = from_line(line)
             if bool(rounds.labels(settings.preverifier.label)[1].any()):
                 pairs.append((by_id[name], rounds))
+    if not pairs:
+        remedy = "use more prompts, or longer outputs (corpus.max_new_tokens)"
+        raise ConfigError(f"no text in part {part} of the corpus yields a round", value=len(chosen), remedy=remedy)
     return pairs, stage.hash
 
 
@@ -262,5 +264,14 @@ def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: b
 
 
 def draft_key(settings: Settings, folder: Path | None) -> str:
-    """What labels depend on: the weights in the draft's checkpoint folder, else the settings that name the draft."""
-    return sha256(folder / "model.safetensors") if folder else stable_hash(asdict(settings.model.draft))
+    """A hash of all that decides what the draft says, and of the target that it is made of or checked against.
+
+    Args:
+        folder: the draft's checkpoint, whose weights then stand for ``model.draft.source``.
+    """
+    draft = asdict(settings.model.draft)
+    weights = sha256(folder / "model.safetensors") if folder else None
+    return stable_hash({
+        "weights": weights, "draft": {**draft, "source": None} if folder else draft,
+        "target": asdict(settings.model.target), "dtype": settings.model.dtype,
+    })  # fmt: skip

@@ -21,6 +21,7 @@ def main(settings: Settings) -> None:
 
     Killed and started again, it goes on where it was and ends with the same result.
     """
+    from pacer.models.preverifier import tuned_values
     from pacer.stages import build, draft_checkpoint
 
     if settings.trainer.part == "draft":
@@ -32,11 +33,12 @@ def main(settings: Settings) -> None:
         folder = build(settings, [method_settings("pacer")]).preverifier_folder
     else:
         raise ConfigError("unknown trainer.part", value=settings.trainer.part, allowed=("draft", "preverifier"))
-    config = json.loads((checkpoint_folder(str(folder)) / "config.json").read_text())
+    saved = checkpoint_folder(str(folder))
+    config = json.loads((saved / "config.json").read_text())
     for name, value in sorted(config["validation"].items()):
         print(f"{name:28} {value:.4f}")
-    if config.get("tuned"):
-        print("tuned controller            ", config["tuned"])
+    if tuned := tuned_values(saved):
+        print("tuned controller            ", tuned)
     print(f"saved in {folder}")
 
 

@@ -21,10 +21,10 @@ from pacer.app import load_settings, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
+from pacer.choices import FEATURES
 from pacer.data.packing import pack
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
-from pacer.models.preverifier import FEATURES
 from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels

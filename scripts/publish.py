@@ -1,6 +1,7 @@
 """Keep a finished run: copy its results, table and plots to data/results/<date>-<name>, and its table into the README.
 
     python scripts/publish.py runs/evaluate/demo/<hash> demo [--readme]
+    python scripts/publish.py runs/replay/smollm2/<hash> smollm2-replay
 
 Numbers in the README are what a run wrote, never typed.
 """
@@ -16,7 +17,8 @@ from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
-KEPT = ("results.json", "table.md", "table.csv", "provenance.json", "settings.yaml", "bench_main.json")
+KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "profile.json", "provenance.json",
+        "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:
@@ -32,7 +34,7 @@ def main(run: Path, name: str, readme: bool) -> None:
     for file in KEPT:
         if (run / file).is_file():
             (folder / file).write_text(portable((run / file).read_text(), run))
-    for plot in (run / "plots").glob("*.png"):
+    for plot in [*(run / "plots").glob("*.png"), *run.glob("*.png")]:
         shutil.copyfile(plot, folder / plot.name)
     print(f"kept in {folder.relative_to(ROOT)}")
     if readme:

@@ -1,8 +1,16 @@
 """Drafts tried on small budgets: which layers, where from, how large a head, which data and loss.
 
-Each variant trains for MINUTES (default 4) with everything else as in ``experiment=draft/smollm2``, on the same unseen
-texts judged; a variant is a stage, so the same command goes on where it was stopped. Prints agreement per task and the
-share of a target pass that one draft pass costs, by counting weights read (c is measured by ``pacer.profile``).
+Each variant trains for MINUTES (default 4) with everything else as in ``experiment=draft/smollm2``; a variant is a
+stage, so the same command goes on where it was stopped. All are judged on the same texts, which none has seen: up to
+TEXTS of the corpus without what extends it, of the part for tuning (the split is by row, so it is nobody's draft part).
+Printed per variant:
+
+- agreement with the target's greedy text, per task;
+- ``weights``: what one draft pass reads, in weights of a target pass (layers and head of both; of a draft that copies
+  also projection and gates). It stands for c, which ``pacer.profile`` measures;
+- the fixed window of the highest simulated speed at that c and the other costs of the settings, how many of its tokens
+  are accepted per round, and the speed over plain decoding. Rounds start at every place of the texts, and a greedy
+  draft is accepted up to its first disagreement, so nothing is sampled. ``best`` is the variant of the highest speed.
 """
 
 from __future__ import annotations
@@ -10,15 +18,30 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pacer.app import load_settings
-from pacer.artifacts import write_json
-from pacer.quiet import quiet_libraries
-from pacer.stages import draft_checkpoint
-from pacer.stopping import Stopped, stop_signals
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from pacer.app import load_settings
+from pacer.artifacts import stable_hash, write_json
+from pacer.assemble import Models, load_target
+from pacer.data.corpus import Text, split_texts
+from pacer.errors import ConfigError
+from pacer.evaluation.doctor.measure import agreement, share
+from pacer.evaluation.simulate import best_fixed
+from pacer.models.draft import load_draft
+from pacer.models.stack import Stack
+from pacer.quiet import quiet_libraries
+from pacer.settings import Settings
+from pacer.stages import corpus, draft_checkpoint
+from pacer.stopping import Stopped, check_stop, stop_signals
+
+TEXTS, WINDOWS = 96, 16
 VARIANTS: dict[str, list[str]] = {
     "first 4 layers": [],
     "no copying": ["model.draft.copying=false"],
@@ -34,13 +57,63 @@ VARIANTS: dict[str, list[str]] = {
 }
 
 
-def row(name: str, words: list[str], budget: list[str]) -> dict[str, Any]:
-    """Train one variant, or find it trained."""
-    settings = load_settings([*budget, *words])
+def judged_on(settings: Settings, models: Models) -> list[Text]:
+    """The texts that all variants are judged on, a mix of all tasks.
+
+    Raises:
+        ConfigError: the corpus is too small for a part for tuning.
+    """
+    ready = replace(settings, corpus=replace(settings.corpus, extend=[]))
+    texts = split_texts(corpus(ready, models)[0], ready.corpus.parts).get("tuning", [])
+    if not texts:
+        raise ConfigError("no texts in part tuning of the corpus", remedy="use more prompts")
+    return sorted(texts, key=lambda text: stable_hash(text.id))[:TEXTS]
+
+
+def weights(stack: Stack) -> int:
+    """Weights that a pass over one token reads; of an embedding it reads a row."""
+    read: list[nn.Parameter | Tensor] = [
+        *getattr(stack.decoder, stack.family.layers).parameters(), *stack.norm.parameters(), *stack.head.parameters()
+    ]  # fmt: skip
+    if stack.copying is not None:
+        read += [*stack.copying.parameters(), stack.copying.shared[2]]  # gates; the projection of the candidate's row
+    return sum(weight.numel() for weight in read)
+
+
+def runs(texts: Iterable[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds from every place: tokens accepted of a greedy draft ``(S,)``, and tokens to the text's end ``(S,)``.
+
+    Args:
+        texts: where the draft agrees with a text ``(n,)`` each.
+    """
+    accepted, counts = [], []
+    for hits in texts:
+        place = np.arange(len(hits))
+        misses = np.where(hits.numpy(), len(hits), place)
+        accepted.append(np.minimum.accumulate(misses[::-1])[::-1] - place)
+        counts.append(len(hits) - place)
+    return np.concatenate(accepted), np.concatenate(counts)
+
+
+def judge(draft: Stack, target: Stack, texts: Sequence[Text], settings: Settings) -> dict[str, Any]:
+    """Agreement, cost and simulated speed of a draft."""
+    hits = agreement(draft, texts, target.vocab_size).split([len(text.output_ids) for text in texts])
+    tasks = {text.task: [h for t, h in zip(texts, hits, strict=True) if t.task == text.task] for text in texts}
+    cost = weights(draft) / weights(target)
+    gamma, found = best_fixed(*runs(hits), replace(settings.costs, draft=cost), WINDOWS)
+    return {
+        "all": share(torch.cat(hits)), **{task: share(torch.cat(own)) for task, own in sorted(tasks.items())},
+        "weights": round(cost, 4), "gamma": gamma, "accepted": round(found.accepted, 3),
+        "speed": round(found.speedup, 4),
+    }  # fmt: skip
+
+
+def row(name: str, settings: Settings, models: Models, texts: Sequence[Text]) -> dict[str, Any]:
+    """Train one variant, or find it trained, and judge it."""
     folder = draft_checkpoint(settings)
-    config = json.loads((folder / "config.json").read_text())
-    figures = {key.removeprefix("val/agreement").strip("_") or "all": v for key, v in config["validation"].items()}
-    return {"variant": name, "steps": config["steps"], **{k: round(v, 4) for k, v in figures.items()}}
+    steps = json.loads((folder / "config.json").read_text())["steps"]
+    draft = load_draft(folder, models.target).merged()
+    return {"variant": name, "steps": steps, **judge(draft, models.target, texts, settings)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -52,14 +125,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     words = sys.argv[1:] or ["+experiment=draft/smollm2"]
     budget = [*words, f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
-    rows = []
+    settings, rows = load_settings(budget), []
     with quiet_libraries(), stop_signals():
+        models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+        texts = judged_on(settings, models)
         for name, changes in VARIANTS.items():
-            rows.append(row(name, changes, budget))
+            rows.append(row(name, load_settings([*budget, *changes]), models, texts))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-        path = write_json(Path(load_settings(words).paths.runs) / "search_draft.json", {"rows": rows, "budget": budget})
+            check_stop()
+        path = write_json(Path(settings.paths.runs) / "search_draft.json", {"rows": rows, "budget": budget})
     print(table(rows))
-    print(json.dumps({"best": max(rows, key=lambda found: found["all"]), "written": str(path), "ok": True}))
+    print(json.dumps({"best": max(rows, key=lambda found: found["speed"]), "written": str(path), "ok": True}))
     return 0
 
 

@@ -34,9 +34,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_folder(folder: Path, layers: int = 3, seed: int = 0) -> Path:
     """A causal LM folder; its texts rarely end by themselves."""
     tokenizer = tiny_tokenizer()
-    model = tiny_model(
-        "llama", layers, seed, vocab=len(tokenizer), context=2048, eos_token_id=2, bos_token_id=1
-    )
+    model = tiny_model("llama", layers, seed, vocab=len(tokenizer), context=2048, eos_token_id=2, bos_token_id=1)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ def _parse(lines: Iterable[str], path: Path, stop_ids: frozenset[int]) -> Iterat
 def read_files(settings: CorpusSettings, stop_ids: Sequence[int]) -> tuple[list[Text], list[Path]]:
     """The texts of the ready corpora one after the other, and their files; nothing where none is named.
 
+    A limit keeps the first so many texts of each task.
+
     Raises:
         SourceError: a file that is absent or damaged, or two texts with one id.
     """
@@ -70,7 +73,18 @@ def read_files(settings: CorpusSettings, stop_ids: Sequence[int]) -> tuple[list[
     if twice := _twice(text.id for text in texts):
         remedy = "leave one of them out: ids tell texts apart"
         raise SourceError("two texts of the ready corpus have one id", value=twice, remedy=remedy)
-    return texts, files
+    return _first_of_each(texts, settings.limit), files
+
+
+def _first_of_each(texts: Sequence[Text], limit: int | None) -> list[Text]:
+    """The first so many texts of each task, in their order."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for text in texts:
+        seen[text.task] += 1
+        if limit is None or seen[text.task] <= limit:
+            kept.append(text)
+    return kept
 
 
 def wanted_prompts(

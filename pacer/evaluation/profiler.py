@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from pacer.assemble import Models
+from pacer.decoding.distributions import signals
+from pacer.decoding.drafters.model import Record
 from pacer.decoding.lane import Lane
+from pacer.models.copying import Copied, copied_last, supported
 from pacer.models.stack import Stack
 from pacer.progress import progress
 from pacer.settings import CostSettings, ProfileSettings
@@ -31,7 +34,7 @@ IN_A_ROW = {"draft": 4}
 class Point:
     """Milliseconds of one pass: median and the quartiles."""
 
-    part: str  # target | draft | head | draft_head | preverifier
+    part: str  # target | draft | signals | head | draft_head | preverifier
     n: int
     batch: int
     context: int
@@ -49,6 +52,40 @@ def _pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor
     def run() -> Tensor:
         lane.lengths = [context] * batch
         return stack.readout(lane.feed_ids(ids, [n] * batch)).max(-1).indices
+
+    return run
+
+
+def _draft_pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
+    """A draft pass as decoding does it: the candidate for copying is looked up in the context, the last place is read.
+
+    Without copying there is nothing to look up."""
+    lane = Lane(stack)
+    lane.reset(batch, context + n)
+    ids = torch.randint(0, min(1000, stack.vocab_size), (batch, context + n), device=stack.device)
+    length = torch.full((batch,), context + n, device=stack.device)
+
+    def run() -> Tensor:
+        lane.lengths = [context] * batch
+        copied = Copied(*(part[:, None] for part in copied_last(ids, length))) if stack.copying else None
+        return stack.readout(lane.feed_ids(ids[:, -n:], [n] * batch)[:, -1:], copied).argmax(-1)
+
+    return run
+
+
+def _signals(stack: Stack, batch: int, context: int) -> Callable[[], Tensor]:
+    """What a drawn token takes more where a controller looks at its signals: they are made and written down."""
+    logits = stack.readout(torch.randn(batch, 1, stack.width, dtype=stack.dtype, device=stack.device))
+    ids = torch.zeros(batch, context + 2, dtype=torch.long, device=stack.device)
+    record, places = Record(ids, stack), torch.full((batch, 1), context, device=stack.device)
+    length = torch.full((batch,), context, device=stack.device)
+    known = copied_last(ids, length)
+
+    def run() -> Tensor:
+        found = known if stack.copying else copied_last(ids, length)  # a draft that copies has looked it up already
+        token = logits.argmax(-1)
+        record.drew(places, signals(logits, token), supported(token, Copied(*(part[:, None] for part in found))))
+        return token
 
     return run
 
@@ -80,12 +117,13 @@ def _preverifier(models: Models, n: int, batch: int, context: int) -> Callable[[
 
 def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) -> Parts:
     parts: Parts = {}
+    parts["head", 1] = _head(models.target, 1, batch)
     for n in range(1, settings.gamma_max + 2):
         parts["target", n] = _pass(models.target, n, batch, context)
-        parts["head", n] = _head(models.target, n, batch)
     if models.draft is not None:
         for n in (1, 2):
-            parts["draft", n] = _pass(models.draft, n, batch, context)
+            parts["draft", n] = _draft_pass(models.draft, n, batch, context)
+        parts["signals", 1] = _signals(models.draft, batch, context)
         parts["draft_head", 1] = _head(models.draft, 1, batch)
     if models.preverifier is not None:
         for n in range(1, min(8, settings.gamma_max) + 1):

@@ -29,8 +29,8 @@ def identity(stack: Stack, *, layers: bool = False) -> dict[str, Any]:
     The fingerprints are taken after rounding to bfloat16, so they are the same for a model loaded in any wider dtype.
 
     Args:
-        layers: also of some rows of every weight of the layers: for a draft, whose embedding is the target's, they
-            are what tells one from another.
+        layers: also of some rows of every weight of the layers, 4-bit ones too: for a draft, whose embedding is the
+            target's, they are what tells one from another.
     """
     config = stack.config
     rows = stack.embedding.weight.detach()
@@ -42,7 +42,8 @@ def identity(stack: Stack, *, layers: bool = False) -> dict[str, Any]:
         "fingerprint": _digest([rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]),
     }
     if layers:
-        weights = [w.detach() for w in getattr(stack.decoder, stack.family.layers).parameters()]
+        own = getattr(stack.decoder, stack.family.layers)
+        weights = [w.detach() for w in (*own.parameters(), *own.buffers())]
         found["layers"] = _digest([w[:: max(1, w.shape[0] // 16)] for w in weights])
     return found
 

@@ -10,6 +10,7 @@ Shapes: B rows, n tokens, H draft width, W pre-verifier width, F features.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,30 +20,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pacer.errors import ConfigError, MismatchError
+from pacer.choices import CHOICES, FEATURES
+from pacer.errors import ConfigError, MismatchError, SourceError
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
 from pacer.models.preverifier_layer import Layers, shape_like
 from pacer.models.stack import Stack
 from pacer.settings import PreverifierSettings
 
-KIND = "preverifier"
+KIND, TUNED = "preverifier", "tuned.json"  # beside config.json, by `pacer.replay`: values and what they rest on
 # Up to this width a CPU reads float32 weights in less time than its bfloat16 kernels take to start (measured: 0.6 of
 # the time at 192, 1.3 to 3 times as long at 576).
 NARROW = 384
-# What the draft says of a token: log-probability and entropy (nats), margin over the runner-up (nats), length of the
-# n-gram of the context that it continues, and the log-probability of the whole draft so far.
-FEATURES = ("logprob", "entropy", "margin", "match", "cumulative")
-CHOICES = {
-    "state": ("before_norm", "after_norm"),
-    "attention": ("prefix", "block"),
-    "label": ("survival", "conditional"),
-}
 
 
 def check_settings(settings: PreverifierSettings) -> None:
     """Refuse values that do not exist."""
-    for name, choices in CHOICES.items():
-        if (value := getattr(settings, name)) not in choices:
+    for name in ("state", "attention", "label"):
+        if (value := getattr(settings, name)) not in (choices := CHOICES[f"preverifier.{name}"]):
             raise ConfigError(f"unknown preverifier.{name}", value=value, allowed=choices)
     unknown = [name for name in settings.features if name not in FEATURES]
     if unknown or len(set(settings.features)) < len(settings.features):
@@ -56,7 +50,9 @@ def _logit(logprob: Tensor) -> Tensor:
     return (logprob - torch.log(-torch.expm1(logprob))).clamp(-8.0, 8.0) / 4
 
 
-# How each signal enters: on a scale of about one, so that no one of them drowns the others.
+# What the draft says of a token: log-probability and entropy (nats), margin over the runner-up (nats), length of the
+# n-gram of the context that it continues, and the log-probability of the whole draft so far. How each enters: on a
+# scale of about one, so that no one of them drowns the others.
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "logprob": _logit,
     "cumulative": _logit,
@@ -153,8 +149,26 @@ def save_preverifier(folder: Path, module: Preverifier, target: Stack, extra: di
     return save_checkpoint(folder, dict(module.named_parameters()), config, card)
 
 
+def tuned_values(folder: Path) -> dict[str, Any] | None:
+    """The controller's values that go with a pre-verifier: those of a replay, else those of its training.
+
+    Raises:
+        SourceError: the file of a replay is damaged.
+    """
+    file = folder / TUNED
+    if not file.is_file():
+        found: dict[str, Any] | None = json.loads((folder / "config.json").read_text()).get("tuned")
+        return found
+    try:
+        return dict(json.loads(file.read_text())["tuned"])
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "delete it, or run pacer.replay with replay.write=true"
+        what = f"no tuned values can be read ({type(error).__name__})"
+        raise SourceError(what, value=str(file), remedy=remedy) from error
+
+
 def load_preverifier(folder: Path, target: Stack, draft: Stack) -> tuple[Preverifier, dict[str, Any]]:
-    """A pre-verifier and its config (tuned controller values, label meaning).
+    """A pre-verifier and its config (controller values tuned in training, label meaning).
 
     Raises:
         MismatchError: made for another draft or target, or tensors that do not fit.

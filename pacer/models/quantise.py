@@ -31,9 +31,13 @@ def packed_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Int4Linear(nn.Module):
     """A linear layer without bias whose weight takes 4.5 bits per number."""
 
+    packed: Tensor
+    groups: Tensor
+
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.packed, self.groups = packed_int4(weight)
+        for name, value in zip(("packed", "groups"), packed_int4(weight), strict=True):
+            self.register_buffer(name, value)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, I)`` → ``(…, O)`` in the dtype of ``x``."""

@@ -22,7 +22,15 @@ from pacer.settings import DraftSettings, LoggerSettings, TrainerSettings
 from pacer.training.distill import IGNORE, DistillModule, collate_texts
 from pacer.training.fit import fit, optimiser_steps
 
-VALIDATION_TEXTS = 96
+VALIDATION_TEXTS = 24  # of each task
+
+
+def validation_texts(held_out: Sequence[Text]) -> list[Text]:
+    """The first texts of each task by a stable hash: every task counts, however rare its texts are."""
+    chosen: dict[str, list[Text]] = {}
+    for text in sorted(held_out, key=lambda t: stable_hash(t.id)):
+        chosen.setdefault(text.task, []).append(text)
+    return [text for task in sorted(chosen) for text in chosen[task][:VALIDATION_TEXTS]]
 
 
 def starting_draft(
@@ -110,7 +118,7 @@ def train_draft(
         raise ConfigError("trainer.teacher_top_k", value=k, allowed=allowed)
     lengths = [len(t.prompt_ids) + len(t.output_ids) for t in texts]
     batches = token_batches(lengths, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
-    held_out = sorted(held_out, key=lambda t: stable_hash(t.id))[:VALIDATION_TEXTS]  # a mix of all tasks
+    held_out = validation_texts(held_out)
     checks = token_batches([len(t.prompt_ids) + len(t.output_ids) for t in held_out], trainer.tokens_per_batch, seed=0)
     steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
     module = DistillModule(module_draft, trainer, steps)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pacer.models.preverifier import FEATURES, check_settings
+from pacer.choices import FEATURES
+from pacer.models.preverifier import check_settings
 from pacer.settings import PreverifierSettings
 from scripts import ablate_preverifier as ablate
 from tests.cli.test_verbs import words

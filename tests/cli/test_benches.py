@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pacer.data.corpus import Text
+from pacer.models.copying import LONGEST_MATCH
+from pacer.models.draft import TrainableDraft
+from pacer.models.stack import Stack
+from pacer.settings import CostSettings, Settings
 from scripts import bench_ablation, bench_pacer, search_draft, search_skip
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
@@ -39,7 +45,7 @@ def test_bench_pacer(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # every rule's best in hindsight is bounded by the oracle at the same prices
     speeds = figures["hindsight_predicted"]
     assert all(speed <= speeds["oracle"] + 1e-9 for speed in speeds.values())
-    own = {"ar", figures["arms"]["fixed"], figures["arms"]["threshold"], "pacer"}
+    own = {"ar", figures["arms"]["fixed"], figures["arms"]["threshold"], figures["arms"]["pacer"]}
     theirs = {"hf_generate", "hf_dynamic"}
     assert set(figures["over_ar"]) > own | theirs
     traces = {path: path.stat().st_size for path in (home / "runs" / "evaluate").rglob("trace.jsonl")}
@@ -52,7 +58,7 @@ def test_a_goal_is_reached_or_not() -> None:
     figures: dict[str, Any] = {
         "pair": "a", "over_fixed": interval, "over_threshold": {**interval, "value": 1.0}, "call_in_layers": 1.0,
         "over_fixed_by_benchmark": {"x": interval}, "over_threshold_by_benchmark": {"x": {**interval, "high": 0.9}},
-        "rest_share": {"pacer": 0.2},
+        "rest_share": {"pacer b=1": 0.2}, "arms": {"pacer": "pacer b=1"},
     }  # fmt: skip
     reached = [
         value >= bound if sign == "≥" else value <= bound for _, value, sign, bound in bench_pacer.wanted(figures)
@@ -75,12 +81,55 @@ def test_bench_ablation(
 
 
 def test_search_draft(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {"first": ["model.draft.layers=[0]"], "no copying": ["model.draft.copying=false"]}
+    """All variants are judged on the same texts, also one that learnt from fewer."""
+    chosen = {"first": [], "no copying": ["model.draft.copying=false"], "ready corpus alone": ["corpus.extend=[]"]}
+    judged: list[list[str]] = []
+    judge = search_draft.judge
+
+    def spy(draft: Stack, target: Stack, texts: Sequence[Text], settings: Settings) -> dict[str, Any]:
+        judged.append([text.id for text in texts])
+        return judge(draft, target, texts, settings)
+
+    monkeypatch.setattr(search_draft, "judge", spy)
     monkeypatch.setattr(search_draft, "VARIANTS", chosen)
-    monkeypatch.setattr("sys.argv", ["search_draft.py", *words(home, "draft/smollm2", "corpus.extend=[]")])
+    more = ["corpus.prompts=[gsm8k/train,instruct/train,mbpp/train]", "corpus.extend=[xsum/train]"]
+    command = words(home, "draft/smollm2", *more, "model.draft.layers=[0]")
+    monkeypatch.setattr("sys.argv", ["search_draft.py", *command])
     assert search_draft.main() == 0
-    assert last_line(capsys)["best"]["variant"] in chosen
-    assert len(json.loads((home / "runs" / "search_draft.json").read_text())["rows"]) == 2
+    assert judged[0] == judged[1] == judged[2] and not any(name.startswith("xsum") for name in judged[0])
+    best = last_line(capsys)["best"]
+    rows = {found["variant"]: found for found in json.loads((home / "runs" / "search_draft.json").read_text())["rows"]}
+    assert list(rows) == list(chosen) and best == rows[best["variant"]]
+    assert best["speed"] == max(found["speed"] for found in rows.values())
+    assert rows["ready corpus alone"]["weights"] == rows["first"]["weights"] > rows["no copying"]["weights"]
+
+
+def test_rounds_from_every_place() -> None:
+    accepted, counts = search_draft.runs([torch.tensor([True, True, False, True]), torch.tensor([False])])
+    assert accepted.tolist() == [2, 1, 0, 1, 0] and counts.tolist() == [4, 3, 2, 1, 1]
+
+
+def test_weights_of_a_pass() -> None:
+    """Layers, norm and head: not the embedding; a draft that copies has gates, and its projection beside the head."""
+    target = tiny_stack(layers=3)
+    layer = sum(weight.numel() for weight in target.decoder.layers[0].parameters())
+    assert search_draft.weights(target) == 3 * layer + 32 + 32 * target.vocab_size
+    plain, copying = (TrainableDraft(target, [0], torch.arange(20), copies).merged() for copies in (False, True))
+    assert search_draft.weights(plain) == layer + 32 + 32 * 20
+    assert search_draft.weights(copying) - search_draft.weights(plain) == 32 * 32 + (32 + 1) * LONGEST_MATCH
+
+
+def test_speed_is_of_the_windows_that_the_texts_allow() -> None:
+    """The target drafts for itself at its own price: nothing is gained; for nothing, a window is written per pass."""
+    target = tiny_stack(layers=3)
+    prompt = [3, 4, 5]
+    texts = [Text("a", "t", prompt, plain_greedy(target.model, prompt, 32), True)]
+    settings = Settings(costs=CostSettings(draft=9.0, token=0.0, rest=0.0))
+    found = search_draft.judge(target, target, texts, settings)
+    assert found["all"] == found["t"] == found["weights"] == found["speed"] == 1
+    cheap = TrainableDraft(target, [0, 1, 2], torch.tensor(sorted(set(texts[0].output_ids)))).merged()
+    found = search_draft.judge(cheap, target, texts, settings)
+    assert found["weights"] < 1 < found["speed"] and found["gamma"] == search_draft.WINDOWS
 
 
 def test_what_is_left_out_costs_least_and_has_no_neighbours() -> None:

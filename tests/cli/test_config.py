@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from pacer.app import load_settings
+from pacer.arms import methods
+
 VERB = '''
 import json, time
 from pacer.app import check_stop, verb
@@ -52,7 +55,7 @@ def test_help(toy: Path) -> None:
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     assert text.startswith("Say what was set.") and "$signs and {braces}" in text
-    assert "experiment/pacer: demo, smollm2" in text and "tokens_per_batch: 4096" in text
+    assert "experiment/pacer: demo, skip, smollm2" in text and "tokens_per_batch: 4096" in text
 
 
 def test_show_configuration(toy: Path) -> None:
@@ -78,6 +81,16 @@ def test_errors(toy: Path, word: str, part: str) -> None:
     assert done.returncode == 2 and part in error and "Traceback" not in error
     assert word.startswith("--") or (error.startswith("error: ") and error.count("\n") == 1)
     assert [path.name for path in toy.parent.iterdir()] == ["toy.py"]
+
+
+def test_every_method_can_be_chosen() -> None:
+    for name in methods():
+        assert load_settings([f"method={name}"]).method.name == name
+
+
+def test_words_are_checked_without_torch() -> None:
+    code = "import sys, pacer.checks; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_debug_shows_the_traceback(toy: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,23 @@ def test_the_tuned_values_are_the_used_values(home: Path) -> None:
     replay.main(command)
     models = build(load_settings(command), [method_settings("pacer")])
     assert models.tuned is not None and models.preverifier_folder is not None and models.preverifier is not None
-    config = json.loads((models.preverifier_folder / "config.json").read_text())
-    assert config["tuned"] == models.tuned and models.tuned != before
+    found = json.loads((models.preverifier_folder / "tuned.json").read_text())
+    assert found["tuned"] == models.tuned and models.tuned != before
     assert set(models.tuned) == {"b", "t0", "rho", "rule", "lo", "hi", "gamma_max"}
     controller = make_controller(method_settings("pacer"), models)
     assert isinstance(controller, PreverifierRule)
     used = {name: getattr(controller, name) for name in models.tuned}
     assert used == models.tuned
-    evidence = config["tuned_evidence"]
+    evidence = found["evidence"]
     assert evidence["texts"] > 0 and len(evidence["table"]) == 64 and evidence["command"].startswith("python")
     assert {"fixed", "pacer", "pacer_lazy", "oracle"} <= set(evidence["speeds"])
+
+
+@pytest.mark.parametrize("name", ["demo", "skip", "smollm2"])
+def test_a_replay_has_the_settings_of_its_pair(name: str) -> None:
+    """Else it would build labels and a pre-verifier of its own."""
+    pair, own = (asdict(load_settings([f"+experiment={kind}/{name}"])) for kind in ("pacer", "replay"))
+    assert {key for key in pair if pair[key] != own[key]} <= {"replay"}
 
 
 @pytest.mark.parametrize(

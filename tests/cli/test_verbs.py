@@ -104,6 +104,13 @@ def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, caps
     before = (folder / "trace.jsonl").read_text()
     evaluate.main(command)
     assert (folder / "trace.jsonl").read_text() == before, "a finished run is not measured again"
+    parts = json.loads((folder / "parts.json").read_text())
+    parts["tuned"]["t0"] += 0.125  # as after another search
+    (folder / "parts.json").write_text(json.dumps(parts))
+    with pytest.raises(SystemExit) as error:
+        evaluate.main(command)
+    assert error.value.code == 2 and "another draft, pre-verifier or tuning" in capsys.readouterr().err
+    assert (folder / "trace.jsonl").read_text() == before
 
 
 def test_generate_streams_the_targets_own_text(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def of_layers(home: Path, folder: Path, layers: list[int], head: torch.Tensor, *
 
 def layer_words(folder: Path | str, layers: str, head: int) -> list[str]:
     return ["model.draft.kind=layers", f"model.draft.source={folder}", f"model.draft.layers={layers}",
-            f"model.draft.head_size={head}"]  # fmt: skip
+            f"model.draft.head_size={head}", "model.draft.copying=false"]  # fmt: skip
 
 
 def test_layers_head_and_a_stale_checkpoint(home: Path, tmp_path: Path) -> None:
@@ -187,6 +187,38 @@ def test_untrained_layers(home: Path, tmp_path: Path) -> None:
     assert [finding["what"] for finding in report["findings"]] == [
         "the draft is untrained: layers of the target as they are"
     ]
+
+
+def skipping(layers: str, *more: str) -> list[str]:
+    return ["model.draft.kind=skip", "model.draft.source=null", f"model.draft.layers={layers}", *more]
+
+
+def test_a_skipping_draft_in_weights_of_its_own(home: Path, tmp_path: Path) -> None:
+    """All layers, so in float32 it is the target: what is lost, rounding loses."""
+    four_bits = skipping("[0,1,2]", "model.draft.dtype=bfloat16", "model.draft.quantise=int4")
+    report = examine(home, tmp_path / "a", *four_bits)
+    found = first(report)
+    assert found["check"] == "dtype" and found["remedy"] == "set model.draft.quantise=null"
+    assert found["what"].startswith("int4 in bfloat16") and found["evidence"]["agreement_float32"] == 1
+    assert found["evidence"]["agreement"] == report["acceptance"] < 0.9
+    assert "layers" in report["checked"] and report["draft"] == "the target with its layers [0, 1, 2] alone"
+    # a target in bfloat16 makes no draft in float32
+    report = examine(home, tmp_path / "b", *four_bits, "model.dtype=bfloat16")
+    assert next(f for f in report["findings"] if f["check"] == "dtype")["evidence"]["agreement_float32"] > 0.9
+    report = examine(home, tmp_path / "c", *skipping("[0,1,2]", "model.draft.dtype=bfloat16"))
+    assert "dtype" in report["checked"] and report["acceptance"] > 0.9
+    report = examine(home, tmp_path / "d", *skipping("[0,1,2]", "model.draft.dtype=float32"), "model.dtype=bfloat16")
+    assert report["not_checked"]["dtype"] == "the draft is in float32"
+
+
+def test_a_skipping_draft_with_the_wrong_layers(home: Path, tmp_path: Path) -> None:
+    target = model(home)
+    with torch.no_grad():
+        target.model.layers[2].self_attn.o_proj.weight.zero_()
+        target.model.layers[2].mlp.down_proj.weight.zero_()
+    save(target, tmp_path / "target")
+    found = first(examine(home, tmp_path / "a", f"model.target.id={tmp_path / 'target'}", *skipping("[1,2]")))
+    assert found["check"] == "layers" and found["evidence"]["layers"] == "[0, 1]"
 
 
 def test_context_window_costs_and_sampling(home: Path, tmp_path: Path) -> None:

@@ -140,13 +140,14 @@ def test_the_targets_context_ends_the_output(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("sampling", [SamplingSettings(), SamplingSettings(1.0, top_k=1)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["sd", "pacer"])
+@pytest.mark.parametrize("name", ["sd", "pacer", "pacer that reads the whole draft's probability"])
 @pytest.mark.parametrize("context", [4, 9, 13])
 def test_past_the_drafts_context_decoding_goes_on(name: str, context: int, sampling: SamplingSettings) -> None:
     """S37: γ shrinks to the room left, then speculation is off, with one warning in all; some prompts are longer than
     the draft's context from the start."""
     draft = Stack(near(tiny_model(layers=2, context=context)))
-    rule = PreverifierRule(make_preverifier(draft), b=2, t0=0.0, gamma_max=5)
+    features = ["logprob", *(["cumulative"] if "whole" in name else [])]
+    rule = PreverifierRule(make_preverifier(draft, features=features), b=2, t0=0.0, gamma_max=5)
     decoder = make_decoder(TARGET, draft, Fixed(4) if name == "sd" else rule, sampling)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pacer.choices import FEATURES
 from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block_value
 from pacer.decoding.distributions import signals
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError, MismatchError
 from pacer.models.copying import copied_last, supported
-from pacer.models.preverifier import FEATURES, Preverifier, load_preverifier, save_preverifier
+from pacer.models.preverifier import Preverifier, load_preverifier, save_preverifier
 from pacer.models.stack import FAMILIES, Stack, causal_mask
 from pacer.settings import PreverifierSettings, SamplingSettings
 from tests.tiny import make_decoder, make_preverifier, near, prompts, tiny_model, tiny_stack

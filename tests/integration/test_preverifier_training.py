@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pacer.assemble import Models
+from pacer.choices import FEATURES
 from pacer.data.batching import Loader
 from pacer.data.packing import Packed, pack, packed_length
 from pacer.errors import PacerError
 from pacer.files import ArtifactError
-from pacer.models.preverifier import FEATURES, Preverifier
+from pacer.models.preverifier import Preverifier
 from pacer.models.stack import Stack
 from pacer.settings import (
     CostSettings,

@@ -208,7 +208,7 @@ def test_arms_by_name() -> None:
     asked = some_requests()
     module = make_preverifier(draft(), gamma_max=GAMMA)
     table, _ = made(module, asked)
-    tuned = {"b": 2, "t0": 0.45, "rho": 1.1, "rule": "min", "gamma_max": 5, "lo": 0.05, "hi": 0.9}
+    tuned = {"b": 2, "t0": 0.45, "rho": 1.1, "rule": "min", "gamma_max": 5, "lo": 0.005, "hi": 0.9}
     pairs = [
         ("ar", rules.fixed(table, 0)), ("sd gamma=2", rules.fixed(table, 2)),
         ("threshold signal=entropy t=1.5 gamma_max=5", rules.threshold(table, "entropy", 1.5, "last", 5)),
@@ -228,10 +228,11 @@ def test_arms_by_name() -> None:
 def test_the_table_survives_the_disk(tmp_path: Any) -> None:
     from pacer.evaluation.replay.table import load, save
 
-    table, _ = made(make_preverifier(draft(), gamma_max=GAMMA), some_requests())
+    table, _ = made(make_preverifier(draft(), gamma_max=12), some_requests())
     save(table, tmp_path / "t.npz")
     again = load(tmp_path / "t.npz")
     assert again.ids == table.ids and again.tasks == table.tasks and again.score_width == table.score_width
+    assert table.score_width == 12  # the module's own longest draft, not the table's
     assert again.reads_prefix == table.reads_prefix and list(again.signals) == list(table.signals)
     for name in ("prompt", "output", "rows", "start", "room", "run", "counts", "known", "reach"):
         assert (getattr(again, name) == getattr(table, name)).all()

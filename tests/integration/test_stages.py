@@ -333,6 +333,41 @@ def test_too_few_texts(home: Path, built: Models, tmp_path: Path) -> None:
             stages.labels(settings, built, part, "x")
 
 
+def test_texts_without_a_round(home: Path, built: Models, tmp_path: Path) -> None:
+    """Outputs of one token come from the prefill: there is nothing to draft."""
+    corpus = replace(make(home).corpus, max_new_tokens=1)
+    for part in ("preverifier", "tuning"):
+        with pytest.raises(ConfigError, match=rf"no text in part {part} .* yields a round: \d+; .*max_new_tokens"):
+            stages.labels(make(home, tmp_path, corpus=corpus), built, part, "x")
+
+
+def test_what_a_draft_says_has_a_key(tmp_path: Path) -> None:
+    """Everything that changes the draft changes it; how a checkpoint is named does not."""
+    target, other = SourceSettings("one"), SourceSettings("one", revision="2")
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+
+    def key(folder: Path | None = None, target: SourceSettings = target, whole: str = "float32", **draft: Any) -> str:
+        return stages.draft_key(Settings(model=ModelSettings("t", target, DraftSettings(**draft), whole)), folder)
+
+    for where, kinds in ((None, ("model", "skip")), (folder, ("layers",))):
+        found = [
+            key(where, **{"kind": kind, **change})
+            for kind in kinds
+            for change in (
+                {}, {"quantise": "int4"}, {"dtype": "bfloat16"}, {"full_head": True}, {"target": other},
+                {"dtype": "float16"}, {"layers": [0, 2]}, {"whole": "bfloat16"},
+            )
+        ]  # fmt: skip
+        assert len(set(found)) == len(found)
+    assert key(folder, kind="layers", source="a") == key(folder, kind="layers", source="b")
+    assert key(None, kind="model", source="a") != key(None, kind="model", source="b")
+    before = key(folder, kind="layers")
+    (folder / "model.safetensors").write_bytes(b"others")
+    assert key(folder, kind="layers") != before
+
+
 def test_a_draft_of_another_target_is_refused(home: Path, built: Models, tmp_path: Path) -> None:
     """V60, by the source that a user names."""
     tiny_folder(tmp_path / "other", seed=5)
@@ -370,3 +405,15 @@ def test_a_ready_corpus_is_extended(home: Path, built: Models, tmp_path: Path, m
     more, other = stages.corpus(make(home, tmp_path, corpus=corpus), built)
     assert more[:PROMPTS] == texts and [text.task for text in more[PROMPTS:]] == ["prompt"] * 2 and other != key
     assert {prompt.id for batch in made for prompt in batch} == {"own-0", "own-1"}
+
+
+def test_a_limit_cuts_ready_texts_before_they_count_as_ready(home: Path, built: Models, tmp_path: Path) -> None:
+    whole, _ = stages.corpus(make(home), built)
+    rows = {text.id: text for text in whole}
+    file = tmp_path / "corpus.jsonl"
+    names = [f"gsm8k-train-{i}" for i in (6, 5, 4, 2, 1, 0)]
+    file.write_text("".join(json.dumps(vars(rows[name])) + "\n" for name in names))
+    corpus = replace(make(home).corpus, file=str(file), extend=["gsm8k/train"], limit=3)
+    texts, _ = stages.corpus(make(home, tmp_path, corpus=corpus), built)
+    assert [text.id for text in texts[:3]] == names[:3]
+    assert sorted(text.id for text in texts[3:]) == sorted(names[3:])  # the set's first three rows are made anew

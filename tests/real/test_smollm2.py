@@ -89,6 +89,6 @@ def test_simulated_rounds_are_what_decoding_does(smollm2: Path) -> None:
 
 
 def test_the_packaged_checkpoint_is_small_and_has_a_card(smollm2: Path) -> None:
-    folder = checkpoint_folder("packaged:smollm2-draft4")
+    folder = checkpoint_folder("packaged:smollm2-copy4")
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 30e6
     assert "Made by" in (folder / "README.md").read_text()

@@ -41,6 +41,16 @@ def test_lines_and_gzip(tmp_path: Path) -> None:
     assert all(text.cut for text in read_corpus(tmp_path / "c.jsonl", []))
 
 
+def test_a_limit_is_of_each_task(tmp_path: Path) -> None:
+    files = []
+    for name, rows in (("one", ROWS[:3]), ("two", [{**row, "id": row["id"] * 2} for row in ROWS])):
+        files.append(str(tmp_path / f"{name}.jsonl"))
+        Path(files[-1]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for limit, wanted in ((None, "a b c aa bb cc dd"), (2, "a b c aa dd"), (1, "a b dd")):
+        texts, _ = read_files(CorpusSettings(file=files, limit=limit), [9])
+        assert [text.id for text in texts] == wanted.split()
+
+
 BAD = (
     "{",
     '{"id": "x", "task": "t", "prompt_ids": [1]}',

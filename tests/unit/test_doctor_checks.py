@@ -105,6 +105,18 @@ def test_a_dtype_that_overflows_and_one_that_rounds_too_much() -> None:
             parameter.copy_((parameter * 4).round() / 4)
     (found,) = numerics.dtype(Stack(coarse), Stack(healthy), texts(), VOCAB)
     assert found.check == "dtype" and found.effect > 0.1 and float(str(found.evidence["choices_changed"])) > 0.1
+    assert found.remedy.startswith("set model.dtype=float32")
+    (found,) = numerics.dtype(Stack(coarse), Stack(healthy), texts(), VOCAB, None, "model.draft.dtype")
+    assert found.remedy.startswith("set model.draft.dtype=float32")
+
+
+def test_a_draft_in_another_dtype_than_the_target() -> None:
+    low = copy.deepcopy(model_draft()).bfloat16()
+    assert numerics.readout(Stack(low), target(), texts()) == []
+    with torch.no_grad():
+        low.model.norm.weight.copy_(torch.randn(32, generator=torch.Generator().manual_seed(0)).exp())
+    (found,) = numerics.readout(Stack(low), target(), texts())
+    assert found.evidence["readout"] == "with the target's final norm"
 
 
 def test_a_corpus_that_is_not_the_targets_own() -> None:
@@ -204,11 +216,15 @@ def test_a_head_without_what_the_target_writes() -> None:
 
 
 def test_settings_that_the_checkpoint_overrules() -> None:
-    settings = DraftSettings(layers=[0, 1], head_size=40)
+    settings = DraftSettings(layers=[0, 1], head_size=40, copying=False)
     assert identity.declared({"layers": [0, 1]}, 40, settings, VOCAB) == []
     assert identity.declared({"layers": [0, 1]}, VOCAB, replace(settings, head_size=0), VOCAB) == []
     first, second = identity.declared({"layers": [0, 2]}, 50, settings, VOCAB)
     assert "[0, 2]" in first.what and "50 ids" in second.what and first.effect == second.effect == 0
+    copies = {"layers": [0, 1], "copying": True}
+    assert identity.declared(copies, 40, replace(settings, copying=True), VOCAB) == []
+    (found,) = identity.declared(copies, 40, settings, VOCAB)
+    assert "model.draft.copying says False, the checkpoint copies" in found.what and found.effect == 0
 
 
 def test_an_agreement_that_was_better_once() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from pacer.errors import UnsupportedError
+from pacer.errors import MismatchError, UnsupportedError
+from pacer.models.checkpoint import check_identity, identity
 from pacer.models.quantise import GROUP, Int4Linear, quantise
+from pacer.models.stack import Stack
 from tests.tiny import tiny_model
 
 
@@ -58,3 +62,23 @@ def test_the_models_embedding_stays() -> None:
     before = model.get_input_embeddings().weight.clone()
     quantise(model)
     assert torch.equal(model.get_input_embeddings().weight, before)
+
+
+def test_two_drafts_in_4_bits_are_told_apart() -> None:
+    """Norms and embedding are the same; what differs are the 4-bit weights alone."""
+    model = tiny_model("llama", 2, intermediate_size=64)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[1].self_attn.o_proj.weight.mul_(-1)
+    plain = [identity(Stack(m), layers=True) for m in (model, other)]
+    stacks = []
+    for each in (model, other):
+        quantise(each.model.layers)
+        assert not any(isinstance(child, nn.Linear) for child in each.model.layers.modules())
+        stacks.append(Stack(each))
+    one, two = (identity(stack, layers=True) for stack in stacks)
+    assert identity(stacks[0]) == identity(stacks[1])
+    assert len({found["layers"] for found in (one, two, *plain)}) == 4
+    check_identity(one, stacks[0], "a part")
+    with pytest.raises(MismatchError, match="layers"):
+        check_identity(one, stacks[1], "a part")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacer.artifacts import Stage, write_json
+from pacer.artifacts import Stage
 from pacer.errors import ConfigError, SourceError, UnsupportedError
 from pacer.evaluation.profiler import Point
-from pacer.evaluation.replay import costs, evidence, results, rules, search
+from pacer.evaluation.replay import choice, costs, evidence, results, rules, search
 from pacer.evaluation.replay.rules import Plan
 from pacer.evaluation.replay.table import Table, join
 from pacer.evaluation.replay.walk import WIDTHS, usage, walk
+from pacer.models.preverifier import TUNED, tuned_values
 from pacer.settings import CostSettings
 
 LN = np.log
@@ -78,8 +80,8 @@ def test_passes_by_hand() -> None:
         (4, 2, 2, 0, 1), (5, 2, 2, 2, 3), (8, 2, 2, 0, 1), (9, 2, 2, 2, 3), (12, 0, 0, 0, 1)
     ]  # fmt: skip
     used = usage(text, rules.fixed(text, 2))
-    target, draft, preverifier = used.passes[0]
-    assert target[:4].tolist() == [0, 1, 0, 4] and preverifier.sum() == 0
+    target, draft, preverifier, signals = used.passes[0]
+    assert target[:4].tolist() == [0, 1, 0, 4] and preverifier.sum() == signals.sum() == 0
     assert draft[:3].tolist() == [0, 7, 1]  # first passes read 1, 1, 2, 1; four second passes read 1 each
     assert [int(v.sum()) for v in (used.emitted, used.rounds, used.drafting, used.drafted, used.accepted)] == [
         9, 5, 4, 8, 4
@@ -98,6 +100,23 @@ def test_calls_by_hand() -> None:
     assert rounds(text, lazy)[0] == (4, 1, 1, 1, 2) and usage(text, lazy).passes[0, 2].sum() == 0
     sure = rules.preverified(text, b=1, t0=0.5, hi=0.4)
     assert rounds(text, sure)[0] == (4, 4, 4, 1, 2) and usage(text, sure).passes[0, 2].sum() == 0
+
+
+def test_a_preverifier_of_longer_drafts_than_the_table() -> None:
+    """An arm that may draft past the table is refused, as fixed windows and thresholds are."""
+    score = [[0.9, 0.9, 0.9, 0.9], [0.9, 0.9, 0.9, 0.1], [0.9, 0.1, 0.9, 0.9]]
+    text = replace(table([4, 3, 1], score=score, budget=40), score_width=8)
+    for arm in ("pacer b=1 t0=0.5", "pacer b=1 t0=0.5 gamma_max=6"):
+        with pytest.raises(ConfigError, match=r"drafts past the table: .*replay\.gamma_max="):
+            rules.rule_of(arm)(text)
+    plan = rules.rule_of("pacer b=1 t0=0.5 gamma_max=4")(text)
+    assert plan.drawn.tolist() == [4, 4, 2] and not plan.open.any()
+    short = replace(text, score_width=3)  # never longer than it was trained on, whatever is asked for
+    for arm in ("pacer b=1 t0=0.5", "pacer b=1 t0=0.5 gamma_max=16"):
+        plan = rules.rule_of(arm)(short)
+        assert plan.drawn.tolist() == [3, 3, 2] and not plan.open.any()
+    tried = search.families(text, costs.from_settings(CostSettings()))["pacer"].settings
+    assert max(setting.values["gamma_max"] for setting in tried) == 4
 
 
 def test_thresholds_by_hand() -> None:
@@ -136,7 +155,7 @@ def test_what_the_table_lacks() -> None:
 def slow(of: Table, plan: Plan) -> tuple[list[list[int]], np.ndarray[Any, Any]]:
     """One round after the other with counters for what each model has read."""
     found: list[list[int]] = []
-    passes = np.zeros((len(of.ids), 3, WIDTHS), int)
+    passes = np.zeros((len(of.ids), 4, WIDTHS), int)
     for text, first in enumerate(of.first[:-1]):
         p, end = int(of.prompt[text]) + 1, int(of.prompt[text] + of.output[text])
         had_draft = had_layer = int(of.prompt[text])
@@ -147,6 +166,7 @@ def slow(of: Table, plan: Plan) -> tuple[list[list[int]], np.ndarray[Any, Any]]:
             emitted = min(accepted + 1, end - p)
             found.append([p, drawn, accepted, emitted])
             passes[text, 0, drawn + 1] += 1
+            passes[text, 3, 1] += drawn if plan.looks else 0
             for k in range(drawn):
                 passes[text, 1, p + k - had_draft] += 1
                 had_draft = p + k
@@ -252,7 +272,7 @@ def test_the_search_finds_what_was_planted() -> None:
     pacer = found["pacer"].settings[found["pacer"].best(prices)].values
     assert (rules.preverified(of, **pacer).drawn == of.run).all()
     assert speeds["pacer_lazy"] >= speeds["pacer"] > speeds["fixed"]  # a lazy rule may skip calls
-    assert found["pacer_lazy"].usage.passes.shape[1:3] == (1, 3)
+    assert found["pacer_lazy"].usage.passes.shape[1:3] == (1, 4)
 
 
 def test_every_setting_of_a_search_is_the_arm_it_is_called() -> None:
@@ -288,6 +308,39 @@ def test_rows_by_benchmark() -> None:
     assert rows["easy", "oracle"]["tokens_per_verify"] == 5.0 and rows["hard", "oracle"]["ratio_to_ar"] == 1.0
     total = 80 / (8 * 1.4 + 40)  # eight rounds of 4 drafts, forty without
     assert rows["all", "oracle"]["ratio_to_ar"] == pytest.approx(total)
+
+
+def test_each_half_is_judged_by_what_was_best_on_the_other() -> None:
+    """Texts where everything holds, and texts where nothing does: chosen on the other half, each gets the wrong γ."""
+    names = [f"text{i}" for i in range(12)]
+    of = join([table([4] * 10, budget=10_000, ended=True, name=name) for name in names])
+    sides = [group.partition(choice.MARK)[2] for group in choice.halved(of)]
+    assert set(sides) == {"0", "1"}
+    runs = [[4 if side == "0" else 0] * 10 for side in sides]
+    of = join([table(run, budget=10_000, ended=True, name=name) for run, name in zip(runs, names, strict=True)])
+    prices = costs.from_settings(CostSettings(draft=0.1, token=0.0, rest=0.0))
+    groups = choice.halved(of)
+    pool = search.pool(of, search.fixed_windows(of), groups)
+    unique = list(dict.fromkeys(groups))
+    for side, right, wrong in (("0", 4, 0), ("1", 0, 4)):
+        mask = np.array([group.endswith(side) for group in unique])
+        assert pool.settings[int(prices.ratio(pool.usage.of(mask)).argmax())].arm == f"sd gamma={right}"
+        used = choice.judged(pool, prices, unique, mask)
+        alone = search.pool(of, [pool.settings[wrong]], groups).usage.of(mask)
+        assert prices.ratio(used) == pytest.approx(float(prices.ratio(alone)[0]))
+        in_sample = choice.judged(pool, prices, unique, mask, mask)  # no other half to choose on
+        assert prices.ratio(in_sample) == pytest.approx(float(prices.ratio(pool.usage.of(mask)).max()))
+
+
+def test_rules_that_look_at_signals_pay_for_them() -> None:
+    of = planted(2, 50)
+    free = costs.from_settings(CostSettings(draft=0.1, rest=0.0))
+    prices = replace(free, signals=0.05)
+    for rule, looks in ((rules.fixed(of, 2), False), (rules.threshold(of, "probability", 0.0, gamma_max=2), True)):
+        done = walk(of, rule)
+        used = usage(of, rule)
+        extra = float((prices.cost(used) - free.cost(used)).sum())
+        assert extra == pytest.approx(0.05 * int(done.drawn.sum()) if looks else 0.0)
 
 
 def test_evidence_by_hand() -> None:
@@ -334,18 +387,29 @@ def checkpoint(root: Path) -> Path:
 def test_tuned_values_are_written_beside_what_was_there(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     search.write_tuned(folder, {"b": 3, "t0": 0.4}, {"texts": 2})
-    config = json.loads((folder / "config.json").read_text())
-    assert config["tuned"] == {"b": 3, "t0": 0.4} and config["tuned_evidence"] == {"texts": 2}
-    assert config["label"] == "survival" and [f.name for f in folder.iterdir()] == ["config.json"]
+    assert json.loads((folder / TUNED).read_text()) == {"tuned": {"b": 3, "t0": 0.4}, "evidence": {"texts": 2}}
+    assert sorted(f.name for f in folder.iterdir()) == ["config.json", TUNED]
     with pytest.raises(SourceError, match="no pre-verifier"):
         search.write_tuned(tmp_path, {}, {})
+
+
+def test_a_replays_values_come_before_those_of_training(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    assert tuned_values(folder) == {"b": 1}
+    search.write_tuned(folder, {"b": 3, "t0": 0.4}, {})
+    assert tuned_values(folder) == {"b": 3, "t0": 0.4}
+    for damage in ("{", "[]", '{"tuned": 3}'):
+        (folder / TUNED).write_text(damage)
+        with pytest.raises(SourceError, match=r"no tuned values can be read .*tuned\.json.*; delete it"):
+            tuned_values(folder)
 
 
 def test_a_stage_stays_whole_when_its_checkpoint_is_tuned(tmp_path: Path) -> None:
     stage = Stage(tmp_path, "preverifier", {"a": 1})
     folder = checkpoint(stage.folder)
-    write_json(stage.folder / "other.json", {})
     stage.finish()
+    before = {file: file.read_bytes() for file in stage.folder.rglob("*") if file.is_file()}
     search.write_tuned(folder, {"b": 3, "t0": 0.4, "rule": "product"}, {"texts": 2})
     again = Stage(tmp_path, "preverifier", {"a": 1})
-    assert again.complete and again.manifest(verify=True)["files"]["preverifier/config.json"]["size"] > 60
+    assert again.complete and again.manifest(verify=True)["files"]
+    assert {file: file.read_bytes() for file in before} == before  # so a kill between two writes can damage nothing

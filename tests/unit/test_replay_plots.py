@@ -10,6 +10,7 @@ import pytest
 
 from pacer.errors import ConfigError
 from pacer.evaluation.replay import costs, search
+from pacer.evaluation.replay.choice import halved
 from pacer.evaluation.replay.results import results, to_text
 from pacer.reporting import evidence_plots as plots
 from pacer.settings import CostSettings
@@ -21,7 +22,7 @@ POINT = {"arm": "sd gamma=2", "benchmark": "gsm8k", "predicted": 20.0, "measured
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     table, prices = planted(starts=120), costs.from_settings(CostSettings())
-    return results(table, search.families(table, prices), prices, [0.1, 0.4], [0.0, 0.5])
+    return results(table, search.families(table, prices, halved(table)), prices, [0.1, 0.4], [0.0, 0.5])
 
 
 def drawings(result: dict[str, Any]) -> list[tuple[str, Callable[[Path], list[Path]]]]:

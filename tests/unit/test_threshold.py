@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pacer.arms import check_controller, controllers, method_settings, methods, normal_controller
+from pacer.arms import check_controller, controllers, method_settings, methods, normal_controller, resolved
 from pacer.assemble import Models, make_controller
+from pacer.choices import CONTROLLER_CHOICES, FEATURES
 from pacer.decoding.controllers.base import ASK, GO, STOP
 from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
+from pacer.decoding.controllers.preverifier import PreverifierRule, block_value
 from pacer.decoding.controllers.threshold import RULES, SIGNALS, Threshold
 from pacer.decoding.distributions import signals
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError
+from pacer.evaluation.replay import rules
+from pacer.models.preverifier import SCALES
 from pacer.models.stack import Stack
 from tests.tiny import make_preverifier, tiny_model
 
@@ -196,3 +200,27 @@ def test_none_is_off_and_every_method_names_its_controller() -> None:
 
 def test_verdicts_count_as_bools() -> None:
     assert (STOP, GO) == (False, True) and ASK not in (STOP, GO)
+
+
+@pytest.mark.parametrize("arm", ["pacer", "pacer t0=0.0 lo=0 hi=1 rule=mean b=1", "pacer gamma_max=9 rho=1.3"])
+def test_replay_fills_in_null_as_decoding_does(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(rules, "preverified", lambda table, **values: seen.append(values))
+    rules.rule_of(arm, TUNED)(SimpleNamespace(width=16, score_width=7))  # type: ignore[arg-type]
+    assert seen == [_values(arm, TUNED)]
+
+
+def test_null_is_left_to_the_rule_where_nothing_was_tuned() -> None:
+    given = {"kind": "preverifier", "b": None, "t0": 0.0, "lo": 0, "rule": None}
+    assert resolved(given, None) == {"t0": 0.0, "lo": 0}
+    assert resolved(given, {"b": 4, "t0": 0.9, "rho": 2.0}) == {"b": 4, "t0": 0.0, "lo": 0}
+
+
+def test_every_choice_is_implemented() -> None:
+    assert set(rules.BLOCK_VALUES) == set(CONTROLLER_CHOICES["preverifier", "rule"])
+    assert set(SCALES) == set(FEATURES)
+    for signal in CONTROLLER_CHOICES["threshold", "signal"]:
+        assert Threshold(signal, t=0.5).signal == signal
+    scores = torch.tensor([0.5, 0.2])
+    values = [block_value(scores, rule).item() for rule in CONTROLLER_CHOICES["preverifier", "rule"]]
+    assert values == pytest.approx([0.35, 0.2, 0.1])

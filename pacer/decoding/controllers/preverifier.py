@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import ASK, GO, STOP, Controller, Verdicts
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.lane import Lane
@@ -25,7 +26,7 @@ from pacer.decoding.request import Row
 from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier
 
-RULES = ("mean", "min", "product")
+RULES = CONTROLLER_CHOICES["preverifier", "rule"]
 
 
 def block_value(scores: Tensor, rule: str) -> Tensor:
@@ -126,7 +127,8 @@ class PreverifierRule(Controller):
             if name != "cumulative":
                 return getattr(record, name).gather(1, places)
             total = record.logprob.cumsum(1, dtype=torch.float64)
-            return total.gather(1, places) - total.gather(1, table[1, :, None] - 1)
+            before = (table[1, :, None] - 1).clamp_max(record.ids.shape[1] - 1)  # a row may be past the draft's context
+            return total.gather(1, places) - total.gather(1, before)
 
         features = module.select(signal, index)
         states = record.produced.gather(1, places[..., None].expand(-1, -1, record.produced.shape[2]))

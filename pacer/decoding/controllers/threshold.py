@@ -15,13 +15,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import Controller, Verdicts
 from pacer.decoding.drafters.model import Record
 from pacer.decoding.request import Row
 from pacer.errors import ConfigError
 
-SIGNALS = ("probability", "entropy", "margin", "match")
-RULES = ("last", "product")
+SIGNALS, RULES = (CONTROLLER_CHOICES["threshold", key] for key in ("signal", "rule"))
 
 
 class Threshold(Controller):
@@ -29,7 +29,7 @@ class Threshold(Controller):
 
     Args:
         signal: probability; entropy in nats; margin: log-probability of the best id minus that of the second; match:
-            length of the context n-gram that the draft's copy head matched.
+            length of the context's n-gram that the token continues, whether or not the draft copies.
         rule: last: of the token just drawn; product: of the draft's probabilities so far.
         t: the threshold. gamma_max: longest draft.
     """

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 from torch import Tensor
 
@@ -64,3 +65,23 @@ def _variance(hits: Tensor) -> float:
     """Of one draw, by the rule of succession: a few hits in a row are no certainty."""
     p = (float(hits.float().sum()) + 1) / (len(hits) + 2)
     return p * (1 - p)
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report for a terminal: what was measured, then a line of numbers and a line of remedy per finding."""
+    lines = [f"draft: {report['draft']}"]
+    if report["acceptance"] is not None:
+        tasks = ", ".join(f"{task} {value:.2f}" for task, value in report["acceptance_by_task"].items())
+        lines.append(
+            f"acceptance of a drafted token (greedy, all before accepted): {report['acceptance']:.3f} on "
+            f"{report['tokens']} tokens of {report['prompts']} prompts ({tasks})"
+        )
+    for number, finding in enumerate(report["findings"], 1):
+        numbers = ", ".join(f"{name} {value}" for name, value in finding["evidence"].items())
+        lines.append(f"{number}. {finding['what']} [effect {finding['effect']:.2f}{'; ' if numbers else ''}{numbers}]")
+        lines.append(f"   → {finding['remedy']}")
+    if not report["findings"]:
+        lines.append("nothing found")
+    lines.append(f"checked: {', '.join(report['checked']) or 'nothing'}")
+    lines += [f"not checked: {name} ({reason})" for name, reason in report["not_checked"].items()]
+    return "\n".join(lines)

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pacer.assemble import Models, checkpoint_folder, load_draft_model, load_target
+from pacer.assemble import Models, checkpoint_folder, load_draft_model
 from pacer.data.corpus import Text, read_corpus, read_files, split_texts
+from pacer.data.labels import Rounds, simulate
 from pacer.data.prompts import Prompt, encode
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.evaluation.runner import load_benchmarks
 from pacer.files import plain, stable_hash
-from pacer.models.draft import TrainableDraft
 from pacer.models.stack import Stack
 from pacer.settings import Settings
 
@@ -120,21 +118,39 @@ def find_draft(case: Case) -> None:
         case.config = json.loads((case.draft_folder / "config.json").read_text())
 
 
-def load_draft(case: Case, *, dtype: str | None = None, full_head: bool = False) -> Stack:
-    """The draft, of another dtype or with the whole vocabulary's head if asked; untrained layers without a checkpoint.
+def name(case: Case) -> str:
+    """The draft in a few words."""
+    chosen = case.settings.model.draft
+    if case.draft_folder is not None:
+        return str(case.draft_folder)
+    if chosen.kind == "skip":
+        return f"the target with its layers {chosen.layers} alone"
+    return str(chosen.source) if chosen.kind == "model" else f"untrained layers {chosen.layers}"
+
+
+def load_draft(case: Case, *, exact: bool = False, full_head: bool = False) -> Stack:
+    """The draft, in float32 and not quantised or with the whole vocabulary's head if asked; untrained layers without a
+    checkpoint.
 
     Raises:
         MismatchError: it is another target's, or its tokenizer is another.
     """
-    settings, models = case.settings.model, case.models
-    if dtype is not None:
-        settings = type(settings)(**{**vars(settings), "dtype": dtype})
-        if settings.draft.kind == "layers":
-            models = load_target(settings, case.cache)
+    draft = case.settings.model.draft
     if case.untrained:
-        every = torch.arange(models.target.vocab_size)
-        return TrainableDraft(models.target, settings.draft.layers, every).merged()
-    return load_draft_model(settings, models, case.cache, case.draft_folder, full_head=full_head)
+        draft = replace(draft, kind="skip")  # layers of the target as they are
+    if exact:
+        draft = replace(draft, dtype="float32", quantise=None)
+    model = replace(case.settings.model, draft=draft)
+    return load_draft_model(model, case.models, case.cache, case.draft_folder, full_head=full_head)
+
+
+def rounds(case: Case, gamma: int) -> list[tuple[Text, Rounds]]:
+    """Simulated rounds of the draft on the target's texts, those too short for one left out."""
+    draft, models = case.models.draft, case.models
+    assert draft is not None
+    chosen = replace(case.settings.labels, starts="uniform", gamma=gamma)
+    found = [(t, simulate(draft, t, chosen, models.stop_ids, models.target.vocab_size)) for t in case.texts]
+    return [(text, rounds) for text, rounds in found if rounds is not None]
 
 
 def find_corpus(case: Case) -> None:

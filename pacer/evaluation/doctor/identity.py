@@ -82,6 +82,10 @@ def declared(config: Mapping[str, Any], head_size: int, settings: DraftSettings,
     if list(config["layers"]) != list(settings.layers):
         what = f"model.draft.layers says {list(settings.layers)}, the checkpoint was made of {list(config['layers'])}"
         found.append(Finding("settings", what, {"layers": len(config["layers"])}, 0.0, remedy))
+    copying = bool(config.get("copying", False))
+    if copying != settings.copying:
+        what = f"model.draft.copying says {settings.copying}, the checkpoint copies: {copying}"
+        found.append(Finding("settings", what, {"copying": copying}, 0.0, remedy))
     wanted = settings.head_size if 0 < settings.head_size < vocab else vocab
     if head_size != wanted:
         what = f"model.draft.head_size says {wanted}, the checkpoint's head has {head_size} ids"

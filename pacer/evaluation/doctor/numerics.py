@@ -15,10 +15,15 @@ from pacer.models.stack import Stack
 
 
 @torch.inference_mode()
-def dtype(low: Stack, high: Stack, texts: Sequence[Text], vocab: int) -> list[Finding]:
+def dtype(
+    low: Stack, high: Stack, texts: Sequence[Text], vocab: int, quantise: str | None = None, key: str = "model.dtype"
+) -> list[Finding]:
     """The draft as it decodes against the same draft in float32.
 
     Non-finite logits are a finding whatever they cost; otherwise the agreement that rounding loses.
+
+    Args:
+        quantise: how the weights of ``low`` were rounded beyond its dtype. key: the setting that named that dtype.
     """
     own, exact, changed, broken = [], [], [], []
     for text in texts:
@@ -32,16 +37,20 @@ def dtype(low: Stack, high: Stack, texts: Sequence[Text], vocab: int) -> list[Fi
     here, there, bad = torch.cat(own), torch.cat(exact), float(torch.cat(broken).float().mean())
     lost = gain(here, there)
     name = str(low.dtype).removeprefix("torch.")
+    name = f"{quantise} in {name}" if quantise else name
+    plain = "model.draft.quantise=null, " if quantise else ""
     evidence: Evidence = {
         "agreement": share(here), "agreement_float32": share(there), "choices_changed": share(torch.cat(changed)),
         "not_finite": round(bad, 4),
     }  # fmt: skip
     if bad > 0:
         what = f"the draft's logits are not finite at {bad:.0%} of the places in {name}"
-        return [Finding("dtype", what, evidence, max(lost, bad * share(there)), "set model.dtype=bfloat16 or float32")]
+        effect = max(lost, bad * share(there))
+        return [Finding("dtype", what, evidence, effect, f"set {plain}{key}=bfloat16 or float32")]
     if lost:
         what = f"{name} costs the draft {lost:.1%} agreement: {share(here):.1%}, {share(there):.1%} in float32"
-        return [Finding("dtype", what, evidence, lost, "set model.dtype=float32, or train the draft in this dtype")]
+        remedy = "set model.draft.quantise=null" if quantise else f"set {key}=float32, or train the draft in this dtype"
+        return [Finding("dtype", what, evidence, lost, remedy)]
     return []
 
 
@@ -49,7 +58,7 @@ def _readouts(draft: Stack, target: Stack) -> dict[str, Read]:
     """Other ways from states before the norm to logits over the draft's ids."""
 
     def head(states: Tensor) -> Tensor:
-        return draft.head(states)
+        return draft.head(states.to(draft.dtype))  # the target's norm may answer in another
 
     readouts: dict[str, Read] = {
         "without its final norm": head,

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from pacer.assemble import attach_preverifier, checkpoint_folder, load_target, make_decoder, needed_ids
-from pacer.data.corpus import Text
-from pacer.data.labels import Rounds, simulate
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, DecodingError, MismatchError
 from pacer.evaluation.doctor import gather, identity, layers, limits, numerics, preverifier, training
@@ -34,7 +32,7 @@ def examine(settings: Settings) -> dict[str, Any]:
     case = Case(settings, cache, load_target(settings.model, cache), gather.choose_prompts(settings))
     gather.find_draft(case)
     gather.find_corpus(case)
-    report: dict[str, Any] = {"draft": _name(case), "acceptance": None, "checked": [], "not_checked": {}}
+    report: dict[str, Any] = {"draft": gather.name(case), "acceptance": None, "checked": [], "not_checked": {}}
     findings: list[Finding] = []
     try:
         case.texts = gather.write(case, gather.templated(case))
@@ -54,13 +52,6 @@ def examine(settings: Settings) -> dict[str, Any]:
     _run_checks(case, own, report, findings)
     report["findings"] = [asdict(finding) for finding in ranked(findings)]
     return report
-
-
-def _name(case: Case) -> str:
-    chosen = case.settings.model.draft
-    if case.draft_folder is not None:
-        return str(case.draft_folder)
-    return str(chosen.source) if chosen.kind == "model" else f"untrained layers {chosen.layers}"
 
 
 def _measured(case: Case, own: Tensor) -> dict[str, Any]:
@@ -161,16 +152,19 @@ def _layers(case: Case) -> Answer:
         found = layers.choice(target, chosen.layers, case.texts)
         what = "the draft is untrained: layers of the target as they are"
         return [*found, Finding("layers", what, {}, UNMEASURED, "train it: python -m pacer.train trainer=draft …")]
+    if chosen.kind == "skip":
+        return layers.choice(target, chosen.layers, case.texts)
     if chosen.kind != "layers":
         return "the draft is a model of its own"
     return layers.order(_draft(case), target, case.config["layers"], case.texts)
 
 
 def _dtype(case: Case) -> Answer:
-    if case.settings.model.dtype == "float32":
-        return "model.dtype is float32"
-    exact = gather.load_draft(case, dtype="float32")
-    return numerics.dtype(_draft(case), exact, case.texts, case.models.target.vocab_size)
+    chosen, vocab = case.settings.model.draft, case.models.target.vocab_size
+    if (chosen.dtype or case.settings.model.dtype) == "float32" and chosen.quantise is None:
+        return "the draft is in float32"
+    key = "model.draft.dtype" if chosen.dtype else "model.dtype"
+    return numerics.dtype(_draft(case), gather.load_draft(case, exact=True), case.texts, vocab, chosen.quantise, key)
 
 
 def _template(case: Case, own: Tensor) -> Answer:
@@ -194,13 +188,6 @@ def _context(case: Case, own: Tensor) -> Answer:
     return limits.context(own, limits.lengths(case.texts), _draft(case).context, case.longest)
 
 
-def _rounds(case: Case, gamma: int) -> list[tuple[Text, Rounds]]:
-    chosen = replace(case.settings.labels, starts="uniform", gamma=gamma)
-    models = case.models
-    found = [(t, simulate(_draft(case), t, chosen, models.stop_ids, models.target.vocab_size)) for t in case.texts]
-    return [(text, rounds) for text, rounds in found if rounds is not None]
-
-
 def _preverifier(case: Case) -> Answer:
     settings, models = case.settings, case.models
     if (settings.method.controller or {}).get("kind") != "preverifier":
@@ -218,8 +205,8 @@ def _preverifier(case: Case) -> Answer:
                 return [Finding("pre-verifier", f"{error.what}: {error.value!r}", {}, REFUSED, remedy)]
     if models.preverifier is None:
         return "no pre-verifier of these settings and this draft yet"
-    kind = models.preverifier.settings.label
-    pairs = [(t, r) for t, r in _rounds(case, models.preverifier.settings.gamma_max) if bool(r.labels(kind)[1].any())]
+    own = models.preverifier.settings
+    pairs = [(t, r) for t, r in gather.rounds(case, own.gamma_max) if bool(r.labels(own.label)[1].any())]
     if not pairs:
         return "no rounds to judge"
     config = load_checkpoint(folder, KIND)[1]
@@ -230,7 +217,7 @@ def _window(case: Case) -> Answer:
     controller = case.settings.method.controller or {}
     gamma = controller.get("gamma") if controller.get("kind") == "fixed" else None
     most = max(gamma or 0, case.settings.labels.gamma)
-    rounds = [rounds for _, rounds in _rounds(case, most)]
+    rounds = [rounds for _, rounds in gather.rounds(case, most)]
     if not rounds:
         return "the target's texts are too short for rounds"
     return limits.window(rounds, gamma, case.settings.costs, most)
@@ -250,23 +237,3 @@ def _sampling(case: Case) -> Answer:
         return torch.tensor([line["accepted"][-1] > 0 for line in rounds if line["drafted"]])  # type: ignore[index]
 
     return limits.sampling(chosen, accept)
-
-
-def as_text(report: Mapping[str, Any]) -> str:
-    """The report for a terminal: what was measured, then a line of numbers and a line of remedy per finding."""
-    lines = [f"draft: {report['draft']}"]
-    if report["acceptance"] is not None:
-        tasks = ", ".join(f"{task} {value:.2f}" for task, value in report["acceptance_by_task"].items())
-        lines.append(
-            f"acceptance of a drafted token (greedy, all before accepted): {report['acceptance']:.3f} on "
-            f"{report['tokens']} tokens of {report['prompts']} prompts ({tasks})"
-        )
-    for number, finding in enumerate(report["findings"], 1):
-        numbers = ", ".join(f"{name} {value}" for name, value in finding["evidence"].items())
-        lines.append(f"{number}. {finding['what']} [effect {finding['effect']:.2f}{'; ' if numbers else ''}{numbers}]")
-        lines.append(f"   → {finding['remedy']}")
-    if not report["findings"]:
-        lines.append("nothing found")
-    lines.append(f"checked: {', '.join(report['checked']) or 'nothing'}")
-    lines += [f"not checked: {name} ({reason})" for name, reason in report["not_checked"].items()]
-    return "\n".join(lines)

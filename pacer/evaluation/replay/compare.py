@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pacer.arms import method_settings
+from pacer.arms import method_settings, resolved
 from pacer.data.corpus import Text
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, PacerError
@@ -122,7 +122,7 @@ def _own_gap(table: Table, row: int, arm: str, tuned: Mapping[str, Any] | None, 
     count = min(count, table.width)
     gaps = [*table.signals["margin"][row, :count]]
     controller = method_settings(arm).controller or {}
-    values = rules.resolve(controller, tuned)
+    values = resolved(controller, tuned)
     if controller.get("kind") == "threshold":
         name = "product" if values["rule"] == "product" else values["signal"]
         gaps += [*np.abs(rules.signal(table, name)[row, :count] - values["t"])]

@@ -22,16 +22,20 @@ Values = NDArray[np.float64]
 @dataclass(frozen=True)
 class Prices:
     """``target``, ``draft``, ``preverifier (W,)``: a pass by the tokens it reads; ``rest``: what else a round that
-    drafts takes beyond a round of plain decoding."""
+    drafts takes beyond a round of plain decoding; ``signals``: what a drawn token takes more where a rule looks at
+    its signals."""
 
     target: Values
     draft: Values
     preverifier: Values
     rest: float
+    signals: float = 0.0
 
     def cost(self, used: Usage) -> Values:
         """Units that each text takes ``(…, T)``; plain decoding takes one per token."""
-        table = np.stack([self.target, self.draft, self.preverifier])
+        signals = np.zeros(WIDTHS)
+        signals[1] = self.signals
+        table = np.stack([self.target, self.draft, self.preverifier, signals])
         return np.asarray(np.einsum("...tpw,pw->...t", used.passes, table) + self.rest * used.drafting)
 
     def ratio(self, used: Usage) -> Values:
@@ -83,7 +87,8 @@ def from_points(
         raise ConfigError("the profile has no single-token target pass", remedy="run python -m pacer.profile")
     unit = means["target"][1] + overhead_ms
     target, draft, preverifier = (_line(means.get(part, {})) for part in ("target", "draft", "preverifier"))
-    return Prices((target + overhead_ms) / unit, draft / unit, preverifier / unit, rest)
+    signals = means.get("signals", {}).get(1, 0.0) / unit
+    return Prices((target + overhead_ms) / unit, draft / unit, preverifier / unit, rest, signals)
 
 
 def from_settings(costs: CostSettings) -> Prices:

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
+from pacer.choices import CHOICES
 from pacer.evaluation.replay import rules
 from pacer.evaluation.replay.table import Bools, Table
 from pacer.evaluation.replay.walk import walk
 
-LABELS = ("survival", "conditional")
+LABELS = CHOICES["preverifier.label"]
 PROBABILITIES = ("probability", "product", "score")
 FALLING = ("entropy", "index")
 BINS, LAGS = 15, 10

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pacer.evaluation.replay import evidence
+from pacer.evaluation.replay.choice import halved, judged, task_of
 from pacer.evaluation.replay.costs import Prices
 from pacer.evaluation.replay.search import Pool
 from pacer.evaluation.replay.table import Table
@@ -23,46 +24,43 @@ LABELS = {
 }  # fmt: skip
 DEFINITIONS = {
     "ratio_to_ar": "Predicted speed over plain decoding: emitted tokens / summed cost in rounds of plain decoding, "
-    "prefill left out; total over total.",
+    "prefill left out; total over total. The rule's values were chosen on the other half of the texts.",
+    "ratio_in_sample": "The same with the values in `arm`, chosen on all of these texts: flattered.",
     "tokens_per_verify": "Emitted tokens / target passes, prefill left out.",
     "mean_drafted": "Drafted tokens (up to a stop id) / target passes.",
     "accepted_per_verify": "Accepted draft tokens / target passes.",
     "gap_share": "(speed - best fixed) / (oracle - best fixed); the fixed window is that chosen on all texts.",
     "open": "Share of the rounds where the rule's answer lay beyond the table's signals; its draft ends there.",
-    "fixed_here": "The best fixed window chosen on that benchmark alone.",
+    "fixed_here": "The best fixed window chosen on that benchmark alone (its other half).",
 }
 
 
 def rows(found: Mapping[str, Pool], prices: Prices, groups: Sequence[str]) -> list[dict[str, Any]]:
-    """The best setting of each family, chosen over all texts, on each group of texts and on all."""
-    best = {family: pool.best(prices) for family, pool in found.items()}
+    """Each family on each task and on all; its values are chosen over all tasks, on the other half of the texts.
+
+    Args:
+        groups: of the pools, in their order (:func:`pacer.evaluation.replay.choice.halved`).
+    """
     out = []
-    for group, mask in _masks(groups):
-        picked = {family: (found[family], at) for family, at in best.items()}
-        here = _part(found["fixed"].usage, mask)
-        picked["fixed_here"] = (found["fixed"], int(prices.ratio(here).argmax()))
-        speed = {f: float(prices.ratio(_part(pool.usage, mask))[at]) for f, (pool, at) in picked.items()}
-        for family in LABELS:
-            if family in picked:
-                pool, at = picked[family]
-                used = _one(_part(pool.usage, mask), at)
-                share = evidence.gap_share(speed[family], speed["fixed"], speed["oracle"])
-                row = {"benchmark": group, "family": family, "arm": pool.settings[at].arm, "ratio_to_ar": speed[family]}
-                out.append({**row, **_figures(used), "gap_share": share})
+    for task, mask in _masks(groups):
+        used = {family: judged(pool, prices, groups, mask) for family, pool in found.items()}
+        used["fixed_here"] = judged(found["fixed"], prices, groups, mask, mask)
+        speed = {family: float(prices.ratio(part)) for family, part in used.items()}
+        for family in (name for name in LABELS if name in used):
+            pool = found["fixed" if family == "fixed_here" else family]
+            at = int(prices.ratio(pool.usage.of(mask)).argmax()) if family == "fixed_here" else pool.best(prices)
+            share = evidence.gap_share(speed[family], speed["fixed"], speed["oracle"])
+            row = {"benchmark": task, "family": family, "arm": pool.settings[at].arm, "ratio_to_ar": speed[family]}
+            in_sample = float(prices.ratio(pool.usage.of(mask))[at])
+            out.append({**row, "ratio_in_sample": in_sample, **_figures(used[family]), "gap_share": share})
     return out
 
 
 def _masks(groups: Sequence[str]) -> list[tuple[str, Any]]:
-    each = [(name, np.arange(len(groups)) == i) for i, name in enumerate(groups)]
-    return [*(each if len(groups) > 1 else []), (OVERALL, np.ones(len(groups), bool))]
-
-
-def _part(used: Usage, mask: Any) -> Usage:
-    return used.of(mask)
-
-
-def _one(used: Usage, at: int) -> Usage:
-    return Usage(*(getattr(used, name)[at] for name in Usage.__dataclass_fields__))
+    names = [task_of(group) for group in groups]
+    tasks = list(dict.fromkeys(names))
+    each = [(task, np.array([name == task for name in names])) for task in tasks]
+    return [*(each if len(tasks) > 1 else []), (OVERALL, np.ones(len(groups), bool))]
 
 
 def _figures(used: Usage) -> dict[str, float]:
@@ -72,33 +70,32 @@ def _figures(used: Usage) -> dict[str, float]:
     return {name: float(getattr(used, field).sum()) / rounds for name, field in names.items()}
 
 
-def over(found: Mapping[str, Pool], several: Mapping[float, Prices]) -> list[dict[str, Any]]:
-    """Each family's best at other prices, chosen anew for each: its speed and gain over the best fixed window.
+def over(found: Mapping[str, Pool], several: Mapping[float, Prices], groups: Sequence[str]) -> list[dict[str, Any]]:
+    """Each family at other prices, its values chosen anew for each: its speed and gain over the best fixed window.
 
     What would be slower than plain decoding is not used: γ = 0 is a choice of every family.
     """
     out = []
     for x, prices in several.items():
-        ratios = {family: prices.ratio(pool.usage) for family, pool in found.items()}
-        fixed = float(ratios["fixed"].max())
-        for family, values in ratios.items():
-            at = int(values.argmax())
-            speed, arm = float(values[at]), found[family].settings[at].arm
-            speed, arm = (speed, arm) if speed >= 1 else (1.0, "sd gamma=0")
-            out.append({"x": x, "family": family, "arm": arm, "ratio_to_ar": speed, "over_fixed": speed / fixed})
+        everywhere = np.ones(len(groups), bool)
+        speeds = {f: max(1.0, float(prices.ratio(judged(p, prices, groups, everywhere)))) for f, p in found.items()}
+        for family, speed in speeds.items():
+            arm = found[family].settings[found[family].best(prices)].arm if speed > 1 else "sd gamma=0"
+            over_fixed = speed / speeds["fixed"]
+            out.append({"x": x, "family": family, "arm": arm, "ratio_to_ar": speed, "over_fixed": over_fixed})
     return out
 
 
 def results(
     table: Table, found: Mapping[str, Pool], prices: Prices, draft_costs: Sequence[float], token_costs: Sequence[float]
 ) -> dict[str, Any]:
-    """Everything a replay says, valid JSON."""
-    groups = list(dict.fromkeys(table.tasks))
+    """Everything a replay says, valid JSON; ``found`` is grouped by :func:`~pacer.evaluation.replay.choice.halved`."""
+    groups = list(dict.fromkeys(halved(table)))
     qualities = [evidence.quality(table, name, kind) for kind in evidence.LABELS for name in evidence.names(table)]
     return {
         "rows": rows(found, prices, groups),
-        "over_c": over(found, {c: prices.with_draft(c) for c in draft_costs}),
-        "over_v": over(found, {v: prices.with_verify(v) for v in token_costs}),
+        "over_c": over(found, {c: prices.with_draft(c) for c in draft_costs}, groups),
+        "over_v": over(found, {v: prices.with_verify(v) for v in token_costs}, groups),
         "runs": evidence.runs(table), "signals": qualities, "censored": evidence.censored(table),
         "prices": priced(prices), "texts": len(table.ids), "definitions": DEFINITIONS,
         "settings_tried": {family: len(pool.settings) for family, pool in found.items()},
@@ -107,8 +104,10 @@ def results(
 
 def priced(prices: Prices) -> dict[str, Any]:
     """Prices of the widths that occur, in rounds of plain decoding."""
-    arrays = {name: value[1:18].round(6).tolist() for name, value in asdict(prices).items() if name != "rest"}
-    return {**arrays, "rest": prices.rest, "widths": "1 … 17 tokens"}
+    found = asdict(prices)
+    single = {name: found.pop(name) for name in ("rest", "signals")}
+    by_width = {name: value[1:18].round(6).tolist() for name, value in found.items()}
+    return {**by_width, **single, "widths": "1 … 17 tokens"}
 
 
 def to_text(result: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pacer.arms import is_reference, method_settings
+from pacer.arms import is_reference, method_settings, resolved
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.replay.table import Bools, Ints, Table
 
@@ -32,11 +32,13 @@ ORACLE = "oracle"
 @dataclass(frozen=True)
 class Plan:
     """``drawn (N,)``: tokens drawn, those after a stop id in the last block included. ``asked (N, g)``: whether the
-    pre-verifier was called after so many tokens (None: never). ``open (N,)``: the table ends before the rule does."""
+    pre-verifier was called after so many tokens (None: never). ``open (N,)``: the table ends before the rule does.
+    ``looks``: the rule looks at the draft's signals, which are then made for every drawn token."""
 
     drawn: Ints
     asked: Bools | None
     open: Bools
+    looks: bool = True
 
 
 Rule = Callable[[Table], Plan]
@@ -44,13 +46,13 @@ Rule = Callable[[Table], Plan]
 
 def fixed(table: Table, gamma: int) -> Plan:
     """Always γ; a stop id inside is not looked at before the verifier does."""
-    return Plan(np.minimum(gamma, table.room), None, np.zeros(len(table.room), bool))
+    return Plan(np.minimum(gamma, table.room), None, np.zeros(len(table.room), bool), looks=False)
 
 
 def oracle(table: Table, gamma: int | None = None) -> Plan:
     """Exactly what will be accepted, up to γ: over all γ the upper bound of every length rule over this draft."""
     limit = table.room if gamma is None else np.minimum(gamma, table.room)
-    return Plan(np.minimum(table.run, limit), None, np.zeros(len(table.room), bool))
+    return Plan(np.minimum(table.run, limit), None, np.zeros(len(table.room), bool), looks=False)
 
 
 def signal(table: Table, name: str) -> Values:
@@ -126,11 +128,10 @@ def preverified(
     table: Table, b: int, t0: float, rho: float = 1.0, gamma_max: int | None = None, rule: str = "mean",
     lo: float = 0.0, hi: float = 1.0,
 ) -> Plan:  # fmt: skip
-    """PACER's rule on a table with the pre-verifier's estimates."""
+    """PACER's rule on a table with the pre-verifier's estimates; no draft is longer than it was trained on."""
     if not table.score_width:
         raise UnsupportedError("the table has no pre-verifier's estimates", remedy="replay with a pre-verifier")
-    top = min(table.score_width, table.width if gamma_max is None else gamma_max)
-    limit = np.minimum(table.room, top)
+    limit = np.minimum(table.room, min(table.width, _longest(table, gamma_max)))
     known = np.isfinite(table.signals["score"])
     scores = np.where(known, table.signals["score"], 0.0)
     drawn, asked = blockwise(scores, table.counts, b, t0, rho, limit, rule, table.signals["logprob"], lo, hi)
@@ -141,10 +142,9 @@ def preverified(
     return Plan(drawn, asked, beyond)
 
 
-def resolve(controller: Mapping[str, Any], tuned: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A controller's values, null ones replaced by those tuned for the checkpoint, as decoding does."""
-    values = {name: (tuned or {}).get(name) if value is None else value for name, value in controller.items()}
-    return {name: value for name, value in values.items() if name != "kind" and value is not None}
+def _longest(table: Table, gamma_max: int | None) -> int:
+    """As in decoding: the longest draft that is asked for, and that the pre-verifier was trained on."""
+    return table.score_width if gamma_max is None else min(table.score_width, gamma_max)
 
 
 def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
@@ -164,7 +164,7 @@ def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
     if method.drafter not in (None, "model"):
         raise UnsupportedError(f"arm {arm!r} cannot be replayed: it drafts with {method.drafter}, the table with model")
     controller = method.controller or {"kind": "fixed", "gamma": 0}
-    values = resolve(controller, tuned)
+    values = resolved(controller, tuned)
     kind = controller["kind"]
     if kind == "fixed":
         return lambda table: fixed(table, _within(table, values["gamma"], arm))
@@ -174,7 +174,8 @@ def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
     if kind == "preverifier":
         if "b" not in values or "t0" not in values:
             raise ConfigError(f"arm {arm!r} leaves b or t0 to the checkpoint, which has none", remedy="name them")
-        return lambda table: preverified(table, **values)
+        top = values.pop("gamma_max", None)
+        return lambda table: preverified(table, gamma_max=_within(table, _longest(table, top), arm), **values)
     raise UnsupportedError(f"arm {arm!r} cannot be replayed: controller {kind} looks beyond one draft's signals")
 
 

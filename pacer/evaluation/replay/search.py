@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from pacer.artifacts import amend
+from pacer.artifacts import write_json
 from pacer.errors import SourceError
 from pacer.evaluation.replay import rules
 from pacer.evaluation.replay.costs import Prices
 from pacer.evaluation.replay.rules import Rule
 from pacer.evaluation.replay.table import Table
 from pacer.evaluation.replay.walk import Usage, stack, usage
+from pacer.models.preverifier import TUNED
 
 BLOCKS, RULES = (1, 2, 3, 4, 5, 6), ("mean", "min", "product")
 THRESHOLDS = tuple(np.round(np.arange(0.05, 0.96, 0.05), 2).tolist())
@@ -132,7 +132,7 @@ def families(table: Table, prices: Prices, groups: Sequence[str] | None = None) 
             found["product" if rule == "product" else name] = pool(table, thresholds(table, name, rule), groups)
     if table.score_width:
         coarse = pool(table, list(blockwise_grid(table)), groups)
-        caps = sorted({cap for cap in CAPS if cap < table.score_width})
+        caps = sorted({cap for cap in CAPS if cap < min(table.score_width, table.width)})
         capped = _again(_top(coarse, prices), gamma_max=caps)
         found["pacer"] = joined(coarse, pool(table, capped, groups)) if capped else coarse
         found["pacer_lazy"] = pool(table, _again(_top(found["pacer"], prices), lo=LOWS, hi=HIGHS), groups)
@@ -148,17 +148,17 @@ def joined(one: Pool, other: Pool) -> Pool:
 
 
 def write_tuned(folder: Path, values: Mapping[str, Any], evidence: Mapping[str, Any]) -> Path:
-    """Put tuned values and what they rest on into a pre-verifier's ``config.json``, atomically; the rest stays.
+    """Put tuned values and what they rest on beside a pre-verifier's ``config.json``, atomically.
+
+    The file is none of those that a finished stage's manifest lists: the stage stays whole.
 
     Raises:
         SourceError: no checkpoint there, or one that may not be written.
     """
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / "config.json").is_file():
         raise SourceError("no pre-verifier checkpoint to write to", value=str(folder))
     if not os.access(folder, os.W_OK):
         raise SourceError("the pre-verifier's folder cannot be written", value=str(folder), remedy="copy it elsewhere")
-    config = json.loads(path.read_text())
-    config |= {"tuned": dict(values), "tuned_evidence": dict(evidence)}
-    amend(path, json.dumps(config, indent=1, allow_nan=False) + "\n")
+    path = folder / TUNED
+    write_json(path, {"tuned": dict(values), "evidence": dict(evidence)})
     return path

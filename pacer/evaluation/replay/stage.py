@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,12 @@ def dense_table(settings: Settings, models: Models, texts: Sequence[Text], budge
         budget: new tokens a request may have. key: hash of where the texts come from.
     """
     assert models.draft is not None
-    chosen, draft = settings.replay, settings.model.draft
-    folder = draft_checkpoint(settings) if draft.kind == "layers" else None
+    chosen = settings.replay
+    folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
     weights = models.preverifier_folder / "model.safetensors" if models.preverifier_folder else None
     made_of = {
-        "texts": key, "draft": draft_key(settings, folder), "full_head": draft.full_head, "dtype": settings.model.dtype,
+        "texts": key, "draft": draft_key(settings, folder), "budget": budget,
         "preverifier": sha256(weights) if weights else None, "gamma_max": chosen.gamma_max, "tail": chosen.tail,
-        "budget": budget, "target": asdict(settings.model.target),
     }  # fmt: skip
     stage = Stage(Path(settings.paths.runs) / "stages", "tables", made_of)
     if not stage.complete:
@@ -113,8 +112,9 @@ def text_table(models: Models, text: Text, budget: int, gamma: int, tail: int | 
         scores = estimates(module, text, rounds, width, tail) if module else None
     elif module:
         scores = np.zeros((0, gamma), np.float32)
-    made: dict[str, Any] = {"contexts": (models.target.context, draft.context), "score_width": width}
-    made["reads_prefix"] = module.sees_prefix if module else True
+    made: dict[str, Any] = {"contexts": (models.target.context, draft.context), "score_width": 0}
+    if module:
+        made |= {"score_width": module.settings.gamma_max, "reads_prefix": module.sees_prefix}
     return one_text(text, rounds, scores, budget=budget, gamma=gamma, tail=tail, **made)
 
 

@@ -36,7 +36,8 @@ class Table:
     committed tokens, ``room`` tokens that budget and contexts let a draft have, ``run`` leading drafts the target
     accepts, ``counts`` drafts up to and with a stop id, ``known`` drafts whose fate the text tells (fewer where it was
     cut: censored), ``reach`` drafts whose signals are known. ``signals``: name → ``(N, g)``; ``score`` where there is a
-    pre-verifier, which knows drafts of up to ``score_width`` tokens and reads the verified prefix or not.
+    pre-verifier, which was trained on drafts of up to ``score_width`` tokens (maybe more than the table has) and reads
+    the verified prefix or not.
     """
 
     ids: list[str]

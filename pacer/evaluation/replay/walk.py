@@ -18,7 +18,7 @@ from pacer.evaluation.replay.rules import Plan
 from pacer.evaluation.replay.table import Bools, Ints, Table
 
 WIDTHS = 64  # passes over more tokens are counted as this many less one
-PARTS = ("target", "draft", "preverifier")
+PARTS = ("target", "draft", "preverifier", "signals")
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,12 @@ def walk(table: Table, plan: Plan) -> Walk:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the texts took, ``(…, T)`` each: ``passes (…, T, 3, W)`` of target, draft and pre-verifier by the tokens
-    they read; ``emitted``, ``rounds``, ``drafting`` rounds that drafted, ``drafted``, ``accepted``, ``open`` rounds."""
+    """What the texts took, ``(…, T)`` each.
+
+    ``passes (…, T, 4, W)``: of target, draft and pre-verifier by the tokens they read, and drawn tokens whose signals a
+    rule looks at (width 1). ``emitted``, ``rounds``, ``drafting`` rounds that drafted, ``drafted``, ``accepted``,
+    ``open`` rounds.
+    """
 
     passes: Ints
     emitted: Ints
@@ -95,6 +99,8 @@ def usage(table: Table, plan: Plan, rounds: Walk | None = None) -> Usage:
     _count(passes[:, 0], text, done.drawn + 1)
     _count(passes[:, 1], text[drafts], fed[drafts])
     np.add.at(passes[:, 1, 1], text[drafts], done.drawn[drafts] - 1)
+    if plan.looks:
+        np.add.at(passes[:, 3, 1], text, done.drawn)
     if plan.asked is not None:
         asked = plan.asked[done.row]
         called: Bools = np.asarray(asked.any(1))
