@@ -53,7 +53,7 @@ class PreverifierSettings:
     index_embedding: bool = True  # learned embedding of the index inside the current draft
     attention: str = "prefix"  # what an entry sees: prefix (and the current draft) | block (the current draft alone)
     # of logprob, entropy, margin, match, cumulative; [] is the paper's form
-    features: list[str] = field(default_factory=lambda: ["logprob", "entropy", "margin", "match"])
+    features: list[str] = field(default_factory=lambda: ["logprob", "entropy", "margin", "match", "cumulative"])
     label: str = "survival"  # survival | conditional
     gamma_max: int = 16
 

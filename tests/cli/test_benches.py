@@ -42,9 +42,7 @@ def test_bench_pacer(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench_pacer.main(command)
     (figures,) = last_line(capsys)["pairs"]
     assert figures["arms"]["fixed"].startswith("sd gamma=") and figures["arms"]["threshold"].startswith("threshold ")
-    # every rule's best in hindsight is bounded by the oracle at the same prices
-    speeds = figures["hindsight_predicted"]
-    assert all(speed <= speeds["oracle"] + 1e-9 for speed in speeds.values())
+    assert figures["hindsight_predicted"].keys() == figures["tuning_predicted"].keys() - {"fixed_here"}
     own = {"ar", figures["arms"]["fixed"], figures["arms"]["threshold"], figures["arms"]["pacer"]}
     theirs = {"hf_generate", "hf_dynamic"}
     assert set(figures["over_ar"]) > own | theirs

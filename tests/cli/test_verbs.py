@@ -131,7 +131,9 @@ def test_profile_writes_points_and_a_plot(home: Path, capsys: pytest.CaptureFixt
     profile.main(words(home, "pacer/demo"))
     (folder,) = run_folders(home, "profile")
     found = json.loads((folder / "profile.json").read_text())
-    assert {point["part"] for point in found["points"]} == {"target", "head", "draft", "draft_head", "preverifier"}
+    assert {point["part"] for point in found["points"]} == {
+        "target", "head", "draft", "draft_head", "signals", "preverifier"
+    }  # fmt: skip
     assert all(point["median_ms"] > 0 for point in found["points"])
     assert (folder / "profile.png").is_file()
     assert f"costs.draft={found['costs']['draft']:.4f}" in capsys.readouterr().out

@@ -77,7 +77,7 @@ def _pair(length: int, counts: list[int]) -> tuple[Text, Rounds]:
     shape = (len(counts), 8)
     zeros = torch.zeros(shape)
     starts = torch.zeros(len(counts), dtype=torch.long)
-    rounds = Rounds(starts, zeros.long(), zeros, zeros, torch.tensor(counts), starts, starts)
+    rounds = Rounds(starts, zeros.long(), zeros, zeros, zeros, zeros.long(), torch.tensor(counts), starts, starts)
     return Text("x", "t", [0], [0] * (length - 1), True), rounds
 
 

@@ -129,15 +129,18 @@ def test_entropy_of_a_certain_row_is_0(vocab: int) -> None:
     for low in (-math.inf, -1e30, -1e4):
         logits = torch.full((1, vocab), low)
         logits[0, 0] = 3.0
-        logprob, entropy = signals(logits, torch.tensor([0]))
-        assert entropy.tolist() == [0.0] and logprob.tolist() == [0.0]
+        said = signals(logits, torch.tensor([0]))
+        assert said.entropy.tolist() == [0.0] and said.logprob.tolist() == [0.0]
+        assert said.margin.tolist() == [100.0 if vocab > 1 else 0.0]  # as good as certain, and finite
 
 
 def test_signals_are_log_probability_and_entropy_in_nats() -> None:
     logits = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[0, 8], [3, 3], [1, 5]])
-    logprob, entropy = signals(logits, ids)
+    logprob, entropy, margin = signals(logits, ids)
     p = logits.double().softmax(-1)
+    best = p.log().sort(-1, descending=True).values
+    torch.testing.assert_close(margin.double(), best[..., 0] - best[..., 1], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(entropy.double(), -(p * p.log()).sum(-1), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(logprob.double(), p.log().gather(-1, ids[..., None]).squeeze(-1), atol=1e-6, rtol=1e-6)
     assert signals(torch.zeros(1, 8), torch.tensor([2]))[1].item() == pytest.approx(math.log(8))

@@ -119,7 +119,7 @@ def test_a_rejection_in_a_cut_text_is_known() -> None:
 def test_survival_and_conditional_labels() -> None:
     one = torch.ones(3, 4)
     rounds = Rounds(
-        torch.tensor([5, 6, 7]), torch.zeros(3, 4, dtype=torch.long), one, one,
+        torch.tensor([5, 6, 7]), torch.zeros(3, 4, dtype=torch.long), one, one, one, one.long(),
         counts=torch.tensor([4, 4, 3]), accepted=torch.tensor([2, 0, 3]), known=torch.tensor([4, 4, 2]),
     )  # fmt: skip
     labels, used = rounds.labels("survival")
