@@ -18,7 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "preverifier.state": ("before_norm", "after_norm"),
     "preverifier.attention": ("prefix", "block"),
     "preverifier.features": FEATURES,
-    "preverifier.label": ("survival", "conditional"),
+    "preverifier.label": ("survival", "conditional", "next"),
     "method.drafter": ("model", "model_full"),
     "method.guarantee": ("exact", "lossy"),
     "corpus.parts": ("draft", "preverifier", "tuning"),

@@ -54,7 +54,7 @@ class PreverifierSettings:
     attention: str = "prefix"  # what an entry sees: prefix (and the current draft) | block (the current draft alone)
     # of logprob, entropy, margin, match, cumulative; [] is the paper's form
     features: list[str] = field(default_factory=lambda: ["logprob", "entropy", "margin", "match", "cumulative"])
-    label: str = "survival"  # survival | conditional
+    label: str = "survival"  # survival | conditional | next
     gamma_max: int = 16
 
 

@@ -58,6 +58,7 @@ def variants(width: int) -> list[Variant]:
         Variant("… cumulative", {**base, "features": list(FEATURES)}),
         Variant("conditional labels", {**base, "label": "conditional"}),
         Variant("survival labels", {**base, "label": "survival"}),
+        Variant("labels of the next token", {**base, "label": "next"}),
         Variant("sees the prefix", {**base, "attention": "prefix"}),
         Variant("sees the draft alone", {**base, "attention": "block"}),
         Variant("no index embedding", {**base, "index_embedding": False}),

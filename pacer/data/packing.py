@@ -29,8 +29,9 @@ class Packed:
 
     ``source``: the place whose draft state produced the token (−1: none). ``index``: place in the draft from 1, 0 on
     the path. ``document``: text (−1: padding). ``segment``: 0 on the path, else the round's number in the row.
-    ``start``: for segments, the committed length. ``used``: labels that count. ``logprob`` … ``cumulative``: the
-    draft's signals, 0 on the path. ``produced (B, N, H)``: the states at ``source``, where they were stored before.
+    ``start``: for segments, the committed length. ``used``: labels that count. ``survived``, ``known``: whether
+    this and all earlier tokens were accepted, and where that is known. ``logprob`` … ``cumulative``: the draft's
+    signals, 0 on the path. ``produced (B, N, H)``: the states at ``source``, where they were stored before.
     """
 
     ids: Tensor
@@ -47,6 +48,8 @@ class Packed:
     cumulative: Tensor
     labels: Tensor
     used: Tensor
+    survived: Tensor
+    known: Tensor
     produced: Tensor | None = None
 
     def to(self, device: torch.device) -> Packed:
@@ -80,7 +83,7 @@ def _document(
     """One text as columns; ``offset`` is its first place in the row."""
     path = torch.tensor([*text.prompt_ids, *text.output_ids])
     length = len(path)
-    labels, used = rounds.labels(label)
+    (labels, used), (survived, known) = rounds.labels(label), rounds.labels("survival")
     place = torch.arange(rounds.tokens.shape[1])
     real = place < rounds.counts[:, None]  # (S, g)
     segment = torch.arange(len(rounds.starts))[:, None].expand_as(real)[real]
@@ -110,7 +113,9 @@ def _document(
         "match": both(zeros, rounds.match[real]),
         "cumulative": both(zeros, rounds.logprob.cumsum(1)[real]),
         "labels": both(zeros, labels[real]),
-        "used": both(torch.zeros(length, dtype=torch.bool), used[real]),
+        "used": both(zeros.bool(), used[real]),
+        "survived": both(zeros, survived[real]),
+        "known": both(zeros.bool(), known[real]),
     }  # fmt: skip
 
 

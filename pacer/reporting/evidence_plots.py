@@ -59,12 +59,12 @@ def accepted_lengths(runs: Row, path: Path, *, command: str) -> list[Path]:
 
 
 def calibration(signals: Sequence[Row], path: Path, *, command: str) -> list[Path]:
-    """Acceptance over the value of each signal, in bins of equal count: survival and conditional."""
+    """Acceptance over the value of each signal, in bins of equal count: of the token, of all to it, of the next too."""
     shown = [s for s in dict.fromkeys(q["signal"] for q in signals) if any(q["curve"] for q in signals
              if q["signal"] == s)]  # fmt: skip
     if not shown:
         raise ConfigError("nothing to plot", value=str(path), remedy="replay texts where some drafts are accepted")
-    looks = dict(zip(("conditional", "survival"), style.line_styles(2), strict=True))
+    looks = dict(zip(("conditional", "survival", "next"), style.line_styles(3), strict=True))
     title = "What do the signals know? Acceptance by value (a probability on the diagonal is calibrated)"
     with style.applied():
         page, axes = style.panels([SIGNALS[s] for s in shown], title=title, command=command, height=3.3, columns=3)
@@ -80,7 +80,11 @@ def calibration(signals: Sequence[Row], path: Path, *, command: str) -> list[Pat
             axis.grid(True)
             if axis.get_subplotspec().is_first_col():  # type: ignore[union-attr]  # axes made by subplots() have one
                 axis.set_ylabel("accepted (%)")
-        names = ("conditional: accepted, given all before it", "survival: accepted with all before it")
+        names = (
+            "conditional: accepted, given all before it",
+            "survival: with all before it",
+            "next: and the one after",
+        )
         diagonal = Line2D([], [], color="#8f8f8f", linewidth=1, label="calibrated")
         style.legend_below(page, [*style.line_handles(names, list(looks.values())), diagonal])
         return style.save(page, path)

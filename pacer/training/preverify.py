@@ -90,6 +90,8 @@ class RoundScores:
         self.scores: list[np.ndarray[Any, Any]] = []
         self.labels: list[np.ndarray[Any, Any]] = []
         self.used: list[np.ndarray[Any, Any]] = []
+        self.survived: list[np.ndarray[Any, Any]] = []
+        self.known: list[np.ndarray[Any, Any]] = []
 
     def add(self, batch: Packed, scores: Tensor) -> None:
         """One packed batch: its segments become rows of tables ``(S, g)``."""
@@ -98,16 +100,15 @@ class RoundScores:
             number = batch.segment[row, inside]
             _, order = torch.unique(number, return_inverse=True)
             place = batch.index[row, inside] - 1
-            tables = [np.full((int(order.max()) + 1, self.gamma), fill) for fill in (np.nan, 0.0, 0.0)]
-            values = (scores[row, inside], batch.labels[row, inside], batch.used[row, inside])
-            for table, value in zip(tables, values, strict=True):
-                table[order.cpu(), place.cpu()] = value.float().cpu().numpy()
-            self.scores.append(tables[0])
-            self.labels.append(tables[1])
-            self.used.append(tables[2])
+            columns = (scores, batch.labels, batch.used, batch.survived, batch.known)
+            kept = (self.scores, self.labels, self.used, self.survived, self.known)
+            for column, fill, tables in zip(columns, (np.nan, 0.0, 0.0, 0.0, 0.0), kept, strict=True):
+                table = np.full((int(order.max()) + 1, self.gamma), fill)
+                table[order.cpu(), place.cpu()] = column[row, inside].float().cpu().numpy()
+                tables.append(table)
 
     def tables(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """scores, survival labels, used ``(S, g)``; scores past a stop id are 0."""
+        """scores, labels, used ``(S, g)``; scores past a stop id are 0."""
         scores, labels, used = (np.concatenate(part) for part in (self.scores, self.labels, self.used))
         return np.nan_to_num(scores), labels, used.astype(bool)
 
@@ -116,7 +117,8 @@ class RoundScores:
 
         Rounds whose text ended by length inside the draft are left out: their accepted length is not known.
         """
-        scores, labels, used = self.tables()
+        scores = self.tables()[0]
+        labels, used = np.concatenate(self.survived), np.concatenate(self.known).astype(bool)
         counts = np.concatenate([(~np.isnan(part)).sum(1) for part in self.scores])
         known = used.sum(1) == counts if used.any() else np.ones(len(counts), bool)
         first_rejection = np.where(labels.min(1) > 0, counts, labels.argmin(1))
@@ -129,7 +131,7 @@ class RoundScores:
 
 
 # Survival estimates are averaged; estimates under the condition that all went well so far are multiplied.
-RULES = {"survival": "mean", "conditional": "product"}
+RULES = {"survival": "mean", "conditional": "product", "next": "mean"}
 
 
 class PreverifierModule(lightning.LightningModule):

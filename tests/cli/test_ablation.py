@@ -19,7 +19,7 @@ CHOSEN = ("as set", "… cumulative", "conditional labels", "sees the draft alon
 
 def test_variants_are_settings_that_exist() -> None:
     found = ablate.variants(192)
-    assert len({variant.name for variant in found}) == len(found) == 21
+    assert len({variant.name for variant in found}) == len(found) == 22
     for variant in found:
         check_settings(PreverifierSettings(**variant.preverifier))
     assert {str(variant.preverifier) for variant in found} > {str({"width": 192, "features": list(FEATURES)})}

@@ -125,6 +125,9 @@ def test_survival_and_conditional_labels() -> None:
     labels, used = rounds.labels("survival")
     assert labels.tolist() == [[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
     assert used.long().tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
+    labels, used = rounds.labels("next")
+    assert labels.tolist() == [[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]]
+    assert used.long().tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0]]  # the fate of the token after it
     labels, used = rounds.labels("conditional")
     assert labels[used].tolist() == [1, 1, 0, 0, 1, 1]
     assert used.long().tolist() == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]  # none after the first rejection

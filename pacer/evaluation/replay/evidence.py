@@ -2,7 +2,8 @@
 
 A signal is judged as an estimate of acceptance at the decision it is read for, that after token k was drawn.
 *Survival*: tokens 1 … k are all accepted, over every place up to a stop id whose fate and signals are known.
-*Conditional*: token k is accepted, given that 1 … k − 1 are; over the places up to the first rejection. A signal that
+*Conditional*: token k is accepted, given that 1 … k − 1 are; over the places up to the first rejection. *Next*: tokens
+1 … k + 1 are all accepted, which is what the draw decided about would bring. A signal that
 is a probability also has an expected calibration error (15 bins of equal width); entropy and index fall as acceptance
 rises, so their sign is turned for the AUC.
 
@@ -38,6 +39,8 @@ def judged(table: Table, kind: str) -> tuple[Bools, Bools]:
     place = np.arange(table.width)
     label = place < table.run[:, None]
     used = place < np.minimum(np.minimum(table.counts, table.known), table.reach)[:, None]
+    if kind == "next":
+        return place + 1 < table.run[:, None], used & np.pad(used, ((0, 0), (0, 1)))[:, 1:]
     if kind == "conditional":
         used = used & (place <= table.run[:, None])
     return label, used

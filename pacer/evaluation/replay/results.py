@@ -120,15 +120,15 @@ def to_text(result: Mapping[str, Any]) -> str:
             f"{row['benchmark']:12} {LABELS[row['family']]:30} {row['ratio_to_ar']:6.3f} "
             f"{row['tokens_per_verify']:5.2f} {row['mean_drafted']:8.2f} {share:>7}  {row['arm']}"
         )
-    lines += ["", f"{'signal':12} {'AUC survival':>13} {'ECE':>6} {'AUC conditional':>16} {'ECE':>6}  mean / accepted"]
+    heads = "".join(f"{f'AUC {kind}':>17} {'ECE':>6}" for kind in evidence.LABELS)
+    lines += ["", f"{'signal':12}{heads}  mean / accepted (conditional)"]
     signals = {(q["signal"], q["label"]): q for q in result["signals"]}
     for name in dict.fromkeys(q["signal"] for q in result["signals"]):
-        one, two = signals[name, "survival"], signals[name, "conditional"]
+        each = [signals[name, kind] for kind in evidence.LABELS]
+        two = signals[name, "conditional"]
         mean = f"{two['mean']:.3f} / {two['accepted']:.3f}" if name in evidence.PROBABILITIES and two["mean"] else ""
-        lines.append(
-            f"{name:12} {_number(one['auc']):>13} {_number(one['ece']):>6} {_number(two['auc']):>16} "
-            f"{_number(two['ece']):>6}  {mean}"
-        )
+        judged_as = "".join(f"{_number(q['auc']):>17} {_number(q['ece']):>6}" for q in each)
+        lines.append(f"{name:12}{judged_as}  {mean}")
     return "\n".join(lines)
 
 
