@@ -22,8 +22,9 @@ KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "pro
 
 
 def portable(text: str, run: Path) -> str:
-    """Without this machine's path of the real data."""
+    """Without this machine's paths: of the real data, of the checkout."""
     data = OmegaConf.load(run / "settings.yaml").paths.data_dir
+    text = text.replace(f"{ROOT}/", "")
     return text.replace(data, "$PACER_DATA") if data else text
 
 
