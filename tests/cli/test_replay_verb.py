@@ -44,12 +44,15 @@ def test_a_replay_writes_results_tuned_arms_and_plots(
     assert {path.stem for path in (folder / "plots").iterdir()} <= PLOTS
     results = json.loads((folder / "results.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     best = {row["family"]: row for row in results["rows"] if row["benchmark"] == "all"}
-    assert all(row["ratio_to_ar"] <= best["oracle"]["ratio_to_ar"] + 1e-9 for row in best.values())
     for family, arm in json.loads((folder / "tuned.json").read_text()).items():
         assert method_settings(arm).name == arm and best[family]["arm"] == arm
     before = {path: path.stat().st_mtime_ns for path in (home / "runs" / "stages" / "tables").rglob("shard-*")}
     replay.main(words(home, experiment, "replay.limit=2"))
     assert {path: path.stat().st_mtime_ns for path in before} == before  # other prices, the same table
+    rows = json.loads((folder_of(home) / "results.json").read_text())["rows"]
+    # at the prices of the costs block, where longer passes are never cheaper, nothing beats the oracle
+    speeds = {row["family"]: row["ratio_in_sample"] for row in rows if row["benchmark"] == "all"}
+    assert max(speeds.values()) == pytest.approx(speeds["oracle"])
 
 
 def test_the_tuned_values_are_the_used_values(home: Path) -> None:
