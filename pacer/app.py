@@ -35,7 +35,9 @@ from pacer.resources import resource
 from pacer.settings import Settings
 from pacer.stopping import Stopped, check_stop, stop_requested, stop_signals
 
-__all__ = ["Stopped", "check_stop", "load_settings", "run_folder", "stop_requested", "verb"]
+__all__ = [
+    "Stopped", "check_stop", "load_settings", "program", "run_folder", "stop_requested", "verb", "with_settings",
+]  # fmt: skip
 
 EXIT_INTERRUPTED = 130
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -66,7 +68,7 @@ def verb(function: _Verb | None = None, *, positional: str | None = None) -> _En
 
 
 def load_settings(overrides: Sequence[str] = ()) -> Settings:
-    """Settings as a verb would get them, for notebooks and tests.
+    """Settings as a verb would get them, for scripts, notebooks and tests; `threads` takes effect, as in a verb.
 
     Args:
         overrides: words of a command line, such as ``+experiment=pacer/demo``.
@@ -78,7 +80,7 @@ def load_settings(overrides: Sequence[str] = ()) -> Settings:
     check_overrides(overrides)
     try:
         with hydra.initialize_config_dir(str(resource("conf")), version_base="1.3"):
-            return _typed(hydra.compose("config", list(overrides)))
+            return _use_threads(_typed(hydra.compose("config", list(overrides))))
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error) from error
 
@@ -99,17 +101,40 @@ def run_folder(settings: Settings, verb: str) -> Path:
 def _entry(function: _Verb, positional: str | None) -> _Entry:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
-        code = _guarded(function, list(sys.argv[1:] if argv is None else argv), positional)
+        words = list(sys.argv[1:] if argv is None else argv)
+        code = _guarded(lambda: _run(function, words, positional))
         if code:
             raise SystemExit(code)
 
     return main
 
 
-def _guarded(function: _Verb, argv: list[str], positional: str | None) -> int:
-    """Runs the verb; what the user can solve becomes a line and an exit code."""
+def with_settings(main: Callable[..., None]) -> Callable[[Settings], None]:
+    """A verb without its command line, for a program that has its settings already."""
+    verb_itself: Callable[[Settings], None] = inspect.unwrap(main)
+    return verb_itself
+
+
+def program(function: Callable[[list[str]], int]) -> Callable[[Sequence[str] | None], int]:
+    """Make a script's function of its words an entry that runs as verbs do: libraries quiet, stopped at a safe point,
+    a problem that the user can solve one line. The entry, ``main(argv)`` (None: the process's), returns the exit code.
+    """
+
+    @functools.wraps(function)
+    def main(argv: Sequence[str] | None = None) -> int:
+        def run() -> int:
+            with quiet_libraries(loud=_debug()), stop_signals():
+                return function(list(sys.argv[1:] if argv is None else argv))
+
+        return _guarded(run)
+
+    return main
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    """The exit code; what the user can solve becomes a line."""
     try:
-        _run(function, argv, positional)
+        return run()
     except PacerError as error:
         if _debug():
             raise
@@ -118,10 +143,9 @@ def _guarded(function: _Verb, argv: list[str], positional: str | None) -> int:
         return _say(f"stopped ({stop}): the same command resumes", EXIT_REQUEUE)
     except KeyboardInterrupt:
         return _say("interrupted", EXIT_INTERRUPTED)
-    return 0
 
 
-def _run(function: _Verb, argv: list[str], positional: str | None) -> None:
+def _run(function: _Verb, argv: list[str], positional: str | None) -> int:
     prompt, overrides = split_prompt(argv) if positional else (None, argv)
     check_overrides(overrides)
     _register(inspect.cleandoc(function.__doc__ or ""))
@@ -149,18 +173,23 @@ def _run(function: _Verb, argv: list[str], positional: str | None) -> None:
         raise as_config_error(error) from error
     if errors:
         raise errors[0]
+    return 0
 
 
 def _job(function: _Verb, cfg: DictConfig, positional: str | None, prompt: str | None) -> None:
-    settings = _typed(cfg)
+    settings = _use_threads(_typed(cfg))
     if positional and prompt is not None:  # set here, since the override grammar would rewrite quotes and braces
         section, _, name = positional.rpartition(".")
         setattr(get(settings, section) if section else settings, name, prompt)
+    function(settings)
+
+
+def _use_threads(settings: Settings) -> Settings:
     if settings.threads:
         import torch  # slow to import, and most calls leave the thread count alone
 
         torch.set_num_threads(settings.threads)
-    function(settings)
+    return settings
 
 
 def _typed(cfg: DictConfig) -> Settings:

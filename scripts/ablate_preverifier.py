@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings, run_folder
+from pacer.app import load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
@@ -25,10 +24,8 @@ from pacer.choices import FEATURES
 from pacer.data.packing import pack
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
-from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
-from pacer.stopping import Stopped, stop_signals
 from pacer.training.preverifier_run import Pair, packed_batches, prepared, train_preverifier
 from pacer.training.preverify import RULES, RoundScores, packed_logits
 from pacer.training.states import read_states, store_states
@@ -151,14 +148,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(words: Sequence[str]) -> int:
+@program
+def main(words: list[str]) -> int:
     settings = load_settings(words)
     settings = replace(settings, trainer=replace(settings.trainer, cache_states=True))
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     folder = run_folder(settings, "ablate")
     rows: list[dict[str, Any]] = []
-    with quiet_libraries(), stop_signals(), disk_errors(folder):
+    with disk_errors(folder):
         models = build(settings, [method_settings("sd")])
         source = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
         key = draft_key(settings, source)
@@ -173,7 +169,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main(sys.argv[1:]))
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

@@ -8,12 +8,10 @@ At a temperature above 0 nothing is replayed: acceptance, τ and speed are measu
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from pacer import evaluate
-from pacer.app import Stopped, load_settings, run_folder
+from pacer.app import load_settings, program, run_folder, with_settings
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.evaluation.profiler import profile
@@ -22,10 +20,8 @@ from pacer.evaluation.replay.costs import Prices, from_points
 from pacer.evaluation.replay.search import Setting, pool
 from pacer.evaluation.replay.stage import dense_table, texts_of
 from pacer.evaluation.replay.table import Table
-from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings
 from pacer.stages import build
-from pacer.stopping import stop_signals
 
 SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
 LONG = {"gamma_max": 16}  # blocks and rules are compared without the tuned cap, which may be shorter than a block
@@ -46,7 +42,8 @@ def predictions(table: Table, prices: Prices, tuned: dict[str, Any], arms: list[
     return {name: float(value) for name, value in zip(arms, prices.ratio(found.usage), strict=True)}
 
 
-def main(arguments: Sequence[str]) -> int:
+@program
+def main(arguments: list[str]) -> int:
     """Arguments: the pair (experiments pacer/NAME and replay/NAME) and settings."""
     pair, *words = arguments
     arms = list(dict.fromkeys(arm(change) for change in CHANGES))
@@ -54,16 +51,15 @@ def main(arguments: Sequence[str]) -> int:
     settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
     temperature = settings.sampling.temperature
     predicted: dict[str, float] = {}
-    with quiet_libraries(), stop_signals():
-        if temperature == 0:
-            apart = [word for word in words if not word.startswith("benchmark.")]
-            tuning = load_settings([f"+experiment=replay/{pair}", *apart])
-            models = build(tuning, [method_settings("pacer")])
-            table, _ = dense_table(tuning, models, *texts_of(tuning, models))
-            context = max(1, round(float(table.start.mean())))
-            points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=5))
-            predicted = predictions(table, from_points(points, context, tuning.costs.rest), models.tuned or {}, arms)
-        evaluate.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
+    if temperature == 0:
+        apart = [word for word in words if not word.startswith("benchmark.")]
+        tuning = load_settings([f"+experiment=replay/{pair}", *apart])
+        models = build(tuning, [method_settings("pacer")])
+        table, _ = dense_table(tuning, models, *texts_of(tuning, models))
+        context = max(1, round(float(table.start.mean())))
+        points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=5))
+        predicted = predictions(table, from_points(points, context, tuning.costs.rest), models.tuned or {}, arms)
+    with_settings(evaluate.main)(settings)
     folder = run_folder(settings, "evaluate")
     overall = {row["arm"]: row for row in json.loads((folder / "results.json").read_text())["overall"]}
     rows = [
@@ -81,7 +77,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main(sys.argv[1:]))
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

@@ -7,24 +7,21 @@ come from the same quarter of an hour of the machine.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pacer import evaluate
-from pacer.app import Stopped, load_settings, run_folder
+from pacer.app import load_settings, program, run_folder, with_settings
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.evaluation.metrics import cost_model, group_requests, load_trace
 from pacer.evaluation.profiler import Point, profile
 from pacer.evaluation.stats import geometric_mean_ratio
 from pacer.evaluation.traces import paired_prompts, request_values
-from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build
-from pacer.stopping import stop_signals
 
 PROFILE = ProfileSettings(contexts=[256], batches=[1], gamma_max=16, repeats=8)
 LEAST_MODEL_SHARE = 0.92  # of the cost model's speed
@@ -122,14 +119,14 @@ def wanted(figures: dict[str, Any]) -> list[tuple[str, float, float]]:
     return goals
 
 
-def main() -> int:
-    settings = load_settings(sys.argv[1:])
+@program
+def main(words: list[str]) -> int:
+    settings = load_settings(words)
     folder = run_folder(settings, "evaluate")
-    with quiet_libraries(), stop_signals():
-        points = profiled(settings)
-        evaluate.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
-        points += profiled(settings)
-        tuned = build(settings, [method_settings("pacer")]).tuned or {}
+    points = profiled(settings)
+    with_settings(evaluate.main)(settings)
+    points += profiled(settings)
+    tuned = build(settings, [method_settings("pacer")]).tuned or {}
     figures = summary(settings, folder, points, int(tuned.get("b", 1)))
     figures["tuned"] = tuned
     write_json(folder / "bench_main.json", figures)
@@ -144,7 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

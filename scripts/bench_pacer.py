@@ -8,13 +8,12 @@ texts of those prompts at the same prices.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pacer import evaluate, replay
-from pacer.app import Stopped, load_settings, run_folder
+from pacer.app import load_settings, program, run_folder, with_settings
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models
@@ -26,10 +25,8 @@ from pacer.evaluation.replay.search import families
 from pacer.evaluation.replay.stage import text_table
 from pacer.evaluation.replay.table import join
 from pacer.evaluation.runner import load_benchmarks, make_requests
-from pacer.quiet import quiet_libraries
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build
-from pacer.stopping import stop_signals
 from scripts.bench_main import medians, ratio
 
 PAIRS = ("smollm2", "skip")
@@ -46,7 +43,7 @@ def tuned(pair: str, words: Sequence[str]) -> dict[str, Any]:
     settings = load_settings([f"+experiment=replay/{pair}", *wanted])
     folder = run_folder(settings, "replay")
     if not (folder / "tuned.json").is_file():
-        replay.main.__wrapped__(settings)  # type: ignore[attr-defined]  # the verb without its command line
+        with_settings(replay.main)(settings)
     found: dict[str, Any] = json.loads((folder / "tuned.json").read_text())
     rows = json.loads((folder / "results.json").read_text())["rows"]
     predicted = {row["family"]: row["ratio_to_ar"] for row in rows if row["benchmark"] == "all"}
@@ -79,7 +76,7 @@ def measure_pair(pair: str, words: Sequence[str]) -> dict[str, Any]:
     folder = run_folder(settings, "evaluate")
     models = build(settings, [method_settings("pacer")])
     points = profiled(models, 256)
-    evaluate.main.__wrapped__(settings)  # type: ignore[attr-defined]
+    with_settings(evaluate.main)(settings)
     points += profiled(models, 256)
     lines = load_trace(folder / "trace.jsonl")
     results = json.loads((folder / "results.json").read_text())
@@ -121,12 +118,12 @@ def wanted(figures: dict[str, Any]) -> list[tuple[str, float | None, str, float]
     ]  # fmt: skip
 
 
-def main(arguments: Sequence[str]) -> int:
+@program
+def main(arguments: list[str]) -> int:
     """Arguments: names of pairs (experiments pacer/NAME and replay/NAME) and settings."""
     words = [word for word in arguments if "=" in word]
     pairs = [name for name in arguments if "=" not in name] or PAIRS
-    with quiet_libraries(), stop_signals():
-        found = [measure_pair(pair, words) for pair in pairs]
+    found = [measure_pair(pair, words) for pair in pairs]
     print()
     reached = []
     for what, value, sign, bound in [goal for figures in found for goal in wanted(figures)]:
@@ -140,7 +137,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main(sys.argv[1:]))
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

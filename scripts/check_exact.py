@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings
+from pacer.app import load_settings, program
 from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
 from pacer.decoding.loop import Decoder
@@ -23,8 +23,8 @@ from pacer.decoding.request import Request
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.runner import load_benchmarks, make_requests
 from pacer.progress import progress
-from pacer.quiet import quiet_libraries
 from pacer.stages import build
+from pacer.stopping import check_stop
 
 TOKENS = 48
 MARGIN = 1e-4
@@ -98,26 +98,28 @@ def prepare(words: Sequence[str]) -> tuple[Models, list[Request]]:
     return models, requests
 
 
-def main() -> int:
-    with quiet_libraries():
-        models, requests = prepare(sys.argv[1:])
-        settings = load_settings(sys.argv[1:]).sampling
-        generate = make_arm("hf_generate", models, settings)
-        reference: dict[str, Any] = {}
-        for request in progress(requests, "generate", "prompt"):
-            reference[request.id] = generate.run([request])[0]["ids"]
-        table = []
-        for name in METHODS:
-            decoder = make_decoder(method_settings(name), models, settings)
-            for size in (1, 8):
-                run = in_batches(decoder, size)
-                found = compare(f"{name}, batch {size}", run, requests, reference, models)
-                table.append({"method": name, "batch": size, **found})
-                print(
-                    f"{name:32} batch {size}: {found['tokens']:6} tokens, {len(found['differences'])} differences, "
-                    f"{len(found['near_ties'])} near-ties",
-                    flush=True,
-                )
+@program
+def main(words: list[str]) -> int:
+    models, requests = prepare(words)
+    settings = load_settings(words).sampling
+    generate = make_arm("hf_generate", models, settings)
+    reference: dict[str, Any] = {}
+    for request in progress(requests, "generate", "prompt"):
+        reference[request.id] = generate.run([request])[0]["ids"]
+        check_stop()
+    table = []
+    for name in METHODS:
+        decoder = make_decoder(method_settings(name), models, settings)
+        for size in (1, 8):
+            run = in_batches(decoder, size)
+            found = compare(f"{name}, batch {size}", run, requests, reference, models)
+            table.append({"method": name, "batch": size, **found})
+            print(
+                f"{name:32} batch {size}: {found['tokens']:6} tokens, {len(found['differences'])} differences, "
+                f"{len(found['near_ties'])} near-ties",
+                flush=True,
+            )
+            check_stop()
     for row in table:
         for event in [*row["differences"], *row["near_ties"]]:
             print(json.dumps(event))
@@ -135,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(None))

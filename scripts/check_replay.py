@@ -8,7 +8,6 @@ bfloat16 its rounds are compared and its speed errors reported, and nothing is g
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from pacer.app import Stopped, load_settings, run_folder
+from pacer.app import load_settings, program, run_folder
 from pacer.arms import is_reference, method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models
@@ -31,11 +30,9 @@ from pacer.evaluation.replay.stage import text_table
 from pacer.evaluation.replay.table import join
 from pacer.evaluation.runner import load_benchmarks, make_requests, measure
 from pacer.progress import progress
-from pacer.quiet import quiet_libraries
 from pacer.reporting.evidence_plots import predicted_and_measured
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build, command_line
-from pacer.stopping import stop_signals
 
 ARMS = [
     "ar", "sd gamma=1", "sd gamma=2", "sd gamma=3", "sd gamma=4", "threshold t=0.5",
@@ -94,15 +91,15 @@ def measured(settings: Settings, models: Models, folder: Path, gated: bool) -> t
     return lines, points + profiled(models, context, repeats), requests
 
 
-def main() -> int:
-    with quiet_libraries(), stop_signals():
-        settings, models, folder, gated = prepare(sys.argv[1:])
-        lines, points, requests = measured(settings, models, folder, gated)
-        texts = ar_texts(lines, requests)
-        if not texts:
-            raise ConfigError("no prompt was finished by every arm", remedy="give it more MINUTES")
-        budget = settings.benchmark.max_new_tokens
-        table = join([text_table(models, t, budget, GAMMA, None) for t in progress(texts, "table", "text")])
+@program
+def main(words: list[str]) -> int:
+    settings, models, folder, gated = prepare(words)
+    lines, points, requests = measured(settings, models, folder, gated)
+    texts = ar_texts(lines, requests)
+    if not texts:
+        raise ConfigError("no prompt was finished by every arm", remedy="give it more MINUTES")
+    budget = settings.benchmark.max_new_tokens
+    table = join([text_table(models, t, budget, GAMMA, None) for t in progress(texts, "table", "text")])
     groups = group_requests(lines)
     found, refused = replayable(settings.benchmark.arms, models.tuned)
     rounds = [
@@ -154,7 +151,4 @@ def report(
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

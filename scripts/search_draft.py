@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pacer.app import load_settings
+from pacer.app import load_settings, program
 from pacer.artifacts import stable_hash, write_json
 from pacer.assemble import Models, load_target
 from pacer.data.corpus import Text, split_texts
@@ -36,10 +36,9 @@ from pacer.evaluation.doctor.measure import agreement, share
 from pacer.evaluation.simulate import best_fixed
 from pacer.models.draft import load_draft
 from pacer.models.stack import Stack
-from pacer.quiet import quiet_libraries
 from pacer.settings import Settings
 from pacer.stages import corpus, draft_checkpoint
-from pacer.stopping import Stopped, check_stop, stop_signals
+from pacer.stopping import check_stop
 
 TEXTS, WINDOWS = 96, 16
 VARIANTS: dict[str, list[str]] = {
@@ -122,25 +121,21 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(str(found.get(c, "–")) for c in columns) + " |" for found in rows)])
 
 
-def main() -> int:
-    words = sys.argv[1:] or ["+experiment=draft/smollm2"]
-    budget = [*words, f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
+@program
+def main(words: list[str]) -> int:
+    budget = [*(words or ["+experiment=draft/smollm2"]), f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
     settings, rows = load_settings(budget), []
-    with quiet_libraries(), stop_signals():
-        models = load_target(settings.model, Path(settings.paths.cache).expanduser())
-        texts = judged_on(settings, models)
-        for name, changes in VARIANTS.items():
-            rows.append(row(name, load_settings([*budget, *changes]), models, texts))
-            print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
-            check_stop()
-        path = write_json(Path(settings.paths.runs) / "search_draft.json", {"rows": rows, "budget": budget})
+    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    texts = judged_on(settings, models)
+    for name, changes in VARIANTS.items():
+        rows.append(row(name, load_settings([*budget, *changes]), models, texts))
+        print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+        check_stop()
+    path = write_json(Path(settings.paths.runs) / "search_draft.json", {"rows": rows, "budget": budget})
     print(table(rows))
     print(json.dumps({"best": max(rows, key=lambda found: found["speed"]), "written": str(path), "ok": True}))
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        raise SystemExit(main())
-    except Stopped:
-        raise SystemExit(75) from None
+    raise SystemExit(main(None))

@@ -9,37 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from pacer.app import load_settings
+from pacer.app import load_settings, program
 from pacer.assemble import load_target
 from pacer.data.corpus import Text, split_texts
+from pacer.evaluation.doctor.measure import agreement
 from pacer.files import stable_hash
-from pacer.models.stack import Stack, causal_mask
-from pacer.quiet import quiet_libraries
+from pacer.models.stack import Stack
 from pacer.stages import corpus
-from pacer.stopping import Stopped, check_stop, stop_signals
+from pacer.stopping import check_stop
 
 
-@torch.inference_mode()
-def agreement(stack: Stack, layers: Sequence[int], texts: Sequence[Text]) -> float:
+def kept(target: Stack, layers: Sequence[int], texts: Sequence[Text]) -> float:
     """Share of output tokens that these layers alone, read by the target's norm and head, would write greedily."""
-    hits = count = 0
-    for text in texts:
-        ids: Tensor = torch.tensor([[*text.prompt_ids, *text.output_ids]], device=stack.device)
-        positions = torch.arange(ids.shape[1], device=stack.device)[None]
-        mask, x = causal_mask(positions, ids.shape[1]), stack.embed(ids)
-        for layer in layers:
-            x = stack.run(x, layer, layer + 1, positions, mask)
-        first = len(text.prompt_ids)
-        wrote = stack.readout(x[:, first - 1 : -1]).argmax(-1)
-        hits, count = hits + int((wrote == ids[:, first:]).sum()), count + ids.shape[1] - first
-    return hits / count
+    return float(agreement(target, texts, target.vocab_size, order=layers).float().mean())
 
 
 def leave_out(scores: dict[int, float], number: int) -> list[int]:
@@ -51,12 +36,13 @@ def leave_out(scores: dict[int, float], number: int) -> list[int]:
     return chosen
 
 
-def main() -> int:
+@program
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=int, default=20, help="layers that stay")
     parser.add_argument("--at-once", type=int, default=2, help="layers left out per round")
     parser.add_argument("--texts", type=int, default=6)
-    arguments, words = parser.parse_known_args()
+    arguments, words = parser.parse_known_args(argv)
     settings = load_settings(words)
     models = load_target(settings.model, Path(settings.paths.cache).expanduser())
     texts, _ = corpus(settings, models)
@@ -66,19 +52,15 @@ def main() -> int:
     while len(layers) > arguments.keep:
         scores: dict[int, float] = {}
         for layer in layers:
-            scores[layer] = agreement(models.target, [i for i in layers if i != layer], unseen)
+            scores[layer] = kept(models.target, [i for i in layers if i != layer], unseen)
             check_stop()
         gone = leave_out(scores, min(arguments.at_once, len(layers) - arguments.keep))
         layers = [i for i in layers if i not in gone]
-        figure = agreement(models.target, layers, unseen)
+        figure = kept(models.target, layers, unseen)
         print(json.dumps({"layers": len(layers), "left_out": sorted(gone), "agreement": round(figure, 4)}), flush=True)
     print(f"model.draft.kind=skip 'model.draft.layers={layers}'")
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        with quiet_libraries(), stop_signals():
-            raise SystemExit(main())
-    except Stopped:
-        sys.exit(75)
+    raise SystemExit(main(None))

@@ -65,12 +65,9 @@ class Rounds:
         it has no meaning after the first rejection. *next*: this, all earlier and the following token accepted: what
         the draw would bring that is decided about after this token.
         """
-        place = torch.arange(self.tokens.shape[1])
+        place = torch.arange(self.tokens.shape[1]) + (kind == "next")
         survived = place < self.accepted[:, None]
         used = place < torch.minimum(self.counts, self.known)[:, None]
-        if kind == "next":
-            ahead = place + 1
-            return (ahead < self.accepted[:, None]).float(), ahead < torch.minimum(self.counts, self.known)[:, None]
         if kind == "conditional":
             used = used & (place <= self.accepted[:, None])
         return survived.float(), used

@@ -64,10 +64,10 @@ def copied_all(ids: Tensor, longest: int = LONGEST_MATCH) -> Copied:
     return Copied(ids[(best + 1).clamp_max(places - 1)], found)
 
 
-def token_of(row: Tensor, head_ids: Tensor | None, copied: Copied) -> Tensor:
+def token_of(row: Tensor, head_ids: Tensor | None, copied: Copied | None) -> Tensor:
     """Rows of logits ``(…)`` → token ids; the row after a reduced head's is the candidate's."""
-    if head_ids is None:
-        return row
+    if head_ids is None or copied is None:
+        return row if head_ids is None else head_ids[row]
     return torch.where(row == len(head_ids), copied.ids, head_ids[row.clamp_max(len(head_ids) - 1)])
 
 

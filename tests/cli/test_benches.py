@@ -139,6 +139,13 @@ def test_agreement_counts_the_targets_own_text() -> None:
     prompt = [3, 4, 5]
     output = plain_greedy(stack.model, prompt, 12)
     text = Text("a", "t", prompt, output, True)
-    assert search_skip.agreement(stack, [0, 1, 2], [text]) == 1.0
+    assert search_skip.kept(stack, [0, 1, 2], [text]) == 1.0
     wrong = Text("b", "t", prompt, [(output[0] + 1) % 40], True)
-    assert search_skip.agreement(stack, [0, 1, 2], [text, wrong]) == pytest.approx(12 / 13)
+    assert search_skip.kept(stack, [0, 1, 2], [text, wrong]) == pytest.approx(12 / 13)
+
+
+@pytest.mark.parametrize("script", [bench_pacer, bench_ablation, search_draft, search_skip])
+def test_a_wrong_setting_is_one_line(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["demo", "trainer.lrr=1"] if script in (bench_pacer, bench_ablation) else ["trainer.lrr=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "lrr" in error

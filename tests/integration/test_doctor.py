@@ -174,12 +174,17 @@ def test_layers_head_and_a_stale_checkpoint(home: Path, tmp_path: Path) -> None:
     assert found["check"] == "stale" and "another model" in found["what"]
 
 
-def test_untrained_layers(home: Path, tmp_path: Path) -> None:
+def with_an_idle_layer(home: Path, folder: Path) -> None:
+    """A target whose last layer changes nothing."""
     target = model(home)
     with torch.no_grad():
         target.model.layers[2].self_attn.o_proj.weight.zero_()
         target.model.layers[2].mlp.down_proj.weight.zero_()
-    save(target, tmp_path / "target")
+    save(target, folder)
+
+
+def test_untrained_layers(home: Path, tmp_path: Path) -> None:
+    with_an_idle_layer(home, tmp_path / "target")
     common = [f"model.target.id={tmp_path / 'target'}", *layer_words("null", "[1,2]", 0)]
     found = first(examine(home, tmp_path / "a", *common))
     assert found["check"] == "layers" and found["evidence"]["layers"] == "[0, 1]"
@@ -212,11 +217,7 @@ def test_a_skipping_draft_in_weights_of_its_own(home: Path, tmp_path: Path) -> N
 
 
 def test_a_skipping_draft_with_the_wrong_layers(home: Path, tmp_path: Path) -> None:
-    target = model(home)
-    with torch.no_grad():
-        target.model.layers[2].self_attn.o_proj.weight.zero_()
-        target.model.layers[2].mlp.down_proj.weight.zero_()
-    save(target, tmp_path / "target")
+    with_an_idle_layer(home, tmp_path / "target")
     found = first(examine(home, tmp_path / "a", f"model.target.id={tmp_path / 'target'}", *skipping("[1,2]")))
     assert found["check"] == "layers" and found["evidence"]["layers"] == "[0, 1]"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,10 +36,10 @@ def decoded(models: Models, model: ModelSettings, layers: list[int], dtype: str 
     assert draft.dtype == getattr(torch, dtype or "float32")
     assert draft.n_layers == len(layers)
     drafter = ModelDrafter(draft, models.target.vocab_size, SamplingSettings())
-    result = Decoder(models.target, drafter, Fixed(3), SamplingSettings()).generate(
-        [Request("a", PROMPT, 21, frozenset())]
-    )[0]
-    return result.ids, [line["accepted"][0] for line in result.rounds if len(line["drafted"]) == 3]  # type: ignore[arg-type, index]
+    decoder = Decoder(models.target, drafter, Fixed(3), SamplingSettings())
+    result = decoder.generate([Request("a", PROMPT, 21, frozenset())])[0]
+    rounds: list[Any] = list(result.rounds)
+    return result.ids, [line["accepted"][0] for line in rounds if len(line["drafted"]) == 3]
 
 
 def test_with_no_layer_left_out_everything_is_accepted(pair: tuple[ModelSettings, Models]) -> None:

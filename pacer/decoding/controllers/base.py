@@ -34,7 +34,7 @@ class Controller:
 
     def block(self, drawn: int) -> int:
         """How many tokens to draw before the next question, after ``drawn``; 0 ends every draft."""
-        raise NotImplementedError
+        raise NotImplementedError  # the one question that has no answer of its own: every rule says it
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         """A new batch."""

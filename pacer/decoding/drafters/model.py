@@ -55,6 +55,7 @@ class ModelDrafter:
         self.stack, self.vocab_size, self.sampling, self.keeps_record = stack, vocab_size, sampling, record
         self.lane = Lane(stack)
         self.record: Record | None = None
+        self._looks_back = record or stack.copying is not None  # at the text: for candidates, and for the record
         self._ids = torch.empty(0, dtype=torch.long)  # (B, T): what each row holds, its draft included
         self._last = self._token = self._bases = self._keys = self._rounds = torch.empty(0)
         self._seen: Tensor | None = None
@@ -65,8 +66,9 @@ class ModelDrafter:
         """Room for a new batch."""
         capacity = min(capacity, self.stack.context)
         self.lane.reset(len(rows), capacity)
-        # one place past the context, since the last drawn token is never fed; one more takes padded writes
-        self._ids = torch.zeros(len(rows), capacity + 2, dtype=torch.long, device=self.stack.device)
+        if self._looks_back:
+            # one place past the context, since the last drawn token is never fed; one more takes padded writes
+            self._ids = torch.zeros(len(rows), capacity + 2, dtype=torch.long, device=self.stack.device)
         if self.keeps_record:
             self.record = Record(self._ids, self.stack)
 
@@ -106,18 +108,19 @@ class ModelDrafter:
         """
         if offset > 0:
             self._last = self._feed(self._token, [int(is_open) for is_open in open_rows])
-        places = (self._bases + offset)[:, None].clamp_max(self._ids.shape[1] - 1)
         copied: Copied | None = None
-        if self.record is not None or self.stack.copying is not None:
+        if self._looks_back:
+            places = (self._bases + offset)[:, None].clamp_max(self._ids.shape[1] - 1)
             copied = Copied(*(part[:, None] for part in copied_last(self._ids, places[:, 0])))
         logits = self.stack.readout(self._last, copied)
         if self._head_ids is None:
             logits = logits[..., : self.vocab_size]  # padded rows of a larger draft vocabulary are no tokens
         row_of_head, q = self._choose(penalised(logits, self._seen, self.sampling.repetition_penalty), offset)
-        self._token = self._id_of(row_of_head, copied)
-        self._ids.scatter_(1, places, self._token)
-        if self.record is not None and copied is not None:
-            self.record.drew(places, signals(logits, row_of_head), supported(self._token, copied))
+        self._token = token_of(row_of_head, self._head_ids, copied)
+        if copied is not None:
+            self._ids.scatter_(1, places, self._token)
+            if self.record is not None:
+                self.record.drew(places, signals(logits, row_of_head), supported(self._token, copied))
         if self._seen is not None:
             self._seen.scatter_(2, row_of_head[..., None], True)
         return self._token, None if q is None else self._spread(q, copied)
@@ -133,11 +136,6 @@ class ModelDrafter:
         place = torch.tensor([offset], device=logits.device)
         return draw(q, uniforms(self._keys, self._rounds, place, DRAFT)), q
 
-    def _id_of(self, row_of_head: Tensor, copied: Copied | None) -> Tensor:
-        if self._head_ids is None:
-            return row_of_head
-        return self._head_ids[row_of_head] if copied is None else token_of(row_of_head, self._head_ids, copied)
-
     def _spread(self, q: Tensor, copied: Copied | None) -> Tensor:
         """Probabilities over the head's ids (and the candidate, if it lacks it) → over the target's vocabulary."""
         if self._head_ids is None:
@@ -150,6 +148,8 @@ class ModelDrafter:
         return whole
 
     def _feed(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+        if not self._looks_back:
+            return self.lane.feed_ids(ids, counts)
         places, real = self.lane.places(ids.shape[1], counts)
         self._ids.scatter_(1, torch.where(real, places, self._ids.shape[1] - 1), ids)
         states = self.lane.feed_ids(ids, counts)

@@ -45,10 +45,7 @@ def chosen(stack: Stack, text: Text, hidden: Tensor, vocab: int, read: Read | No
     if stack.head_ids is None:
         logits = logits[..., :vocab]
     row = logits.argmax(-1)
-    if stack.head_ids is None:
-        return row, logits
-    head_ids = stack.head_ids.to(row.device)
-    return (head_ids[row] if copied is None else token_of(row, head_ids, copied)), logits
+    return token_of(row, None if stack.head_ids is None else stack.head_ids.to(row.device), copied), logits
 
 
 @torch.inference_mode()

@@ -233,7 +233,7 @@ def _sampling(case: Case) -> Answer:
 
     def accept(sampling: SamplingSettings) -> Tensor:
         decoder = make_decoder(method, case.models, sampling)
-        rounds = [line for request in requests for line in decoder.generate([request])[0].rounds]
-        return torch.tensor([line["accepted"][-1] > 0 for line in rounds if line["drafted"]])  # type: ignore[index]
+        rounds: list[Any] = [line for request in requests for line in decoder.generate([request])[0].rounds]
+        return torch.tensor([line["accepted"][-1] > 0 for line in rounds if line["drafted"]])
 
     return limits.sampling(chosen, accept)

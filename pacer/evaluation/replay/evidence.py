@@ -36,11 +36,9 @@ def names(table: Table) -> list[str]:
 
 def judged(table: Table, kind: str) -> tuple[Bools, Bools]:
     """Labels and the places where they count, ``(N, g)`` each."""
-    place = np.arange(table.width)
+    place = np.arange(table.width) + (kind == "next")
     label = place < table.run[:, None]
     used = place < np.minimum(np.minimum(table.counts, table.known), table.reach)[:, None]
-    if kind == "next":
-        return place + 1 < table.run[:, None], used & np.pad(used, ((0, 0), (0, 1)))[:, 1:]
     if kind == "conditional":
         used = used & (place <= table.run[:, None])
     return label, used
