@@ -21,14 +21,13 @@ from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
 from pacer.choices import FEATURES
-from pacer.data.packing import pack
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
-from pacer.training.preverifier_run import Pair, packed_batches, prepared, train_preverifier
+from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
 from pacer.training.preverify import RULES, RoundScores, packed_logits
-from pacer.training.states import read_states, store_states
+from pacer.training.states import store_states
 
 log = logging.getLogger("pacer.ablate")
 COLUMNS = ("auc", "ece", "call", "speed_free", "speed", "best_fixed", "oracle", "gap_free", "gap")
@@ -84,10 +83,8 @@ def held_out_scores(models: Models, held_out: Sequence[Pair], settings: Settings
     stored = store_states(Path(settings.paths.runs) / "stages", models.draft, pairs)
     scores = RoundScores(module.settings.gamma_max, RULES[module.settings.label])
     with torch.inference_mode():
-        for rows in packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0):
-            states = [[read_states(stored, i) for i in row] for row in rows]
-            batch = pack([[pairs[i] for i in row] for row in rows], module.settings.label, states)
-            batch = batch.to(models.draft.device)
+        batches = packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0)
+        for batch in packed_loader(pairs, batches, module.settings.label, models.draft.device, stored):
             scores.add(batch, packed_logits(module, batch).float().sigmoid())
     return scores
 

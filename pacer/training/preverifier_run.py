@@ -66,9 +66,11 @@ def in_pieces(pairs: Sequence[Pair], longest: int) -> list[Pair]:
     return found
 
 
-def _loader(
+def packed_loader(
     pairs: Sequence[Pair], batches: list[list[list[int]]], label: str, device: torch.device, states: States | None
 ) -> Loader:
+    """Packed batches on the device, with the draft's stored states where there are some."""
+
     def collate(rows: list[list[int]]) -> Packed:
         produced = None if states is None else [[read_states(states, i) for i in row] for row in rows]
         return pack([[pairs[i] for i in row] for row in rows], label, produced).to(device)
@@ -107,7 +109,7 @@ def train_preverifier(
     def loader(part: Sequence[Pair], order: list[list[list[int]]]) -> Loader:
         stages, draft = Path(settings.paths.runs) / "stages", module.draft
         states = store_states(stages, draft, part) if trainer.cache_states else None
-        return _loader(part, order, settings.preverifier.label, draft.device, states)
+        return packed_loader(part, order, settings.preverifier.label, draft.device, states)
 
     steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
     trained = PreverifierModule(module, trainer, steps, settings.costs)
