@@ -11,13 +11,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pacer.choices import CONTROLLER_CHOICES
+from pacer.choices import BUFFERS, CHOICES, CONTROLLER_CHOICES
 from pacer.errors import ConfigError
 from pacer.resources import resource
 from pacer.settings import MethodSettings
 
 ASSISTED_ARMS = ("hf_assisted", "hf_dynamic", "hf_heuristic")  # need the draft with the whole vocabulary's head
 REFERENCE_ARMS = ("hf_generate", *ASSISTED_ARMS)  # measured beside ours, decoded by transformers itself
+METHOD_KEYS = ("exits", "head", "bonus", "share")  # what an arm may set of the method itself
+ALIASES = {"n": "buffer.n"}
 _CONTROLLER = "/controller@controller"  # how a method file names its controller
 
 
@@ -60,7 +62,8 @@ def method_settings(arm: str) -> MethodSettings:
     """Settings of an arm.
 
     Args:
-        arm: a method name, then overrides ``key=value`` (a key without a dot belongs to the controller).
+        arm: a method name, then overrides ``key=value``: of the method (METHOD_KEYS), of its buffers (``n``), else of
+            its controller.
 
     Returns:
         The method's settings; their name is the whole string.
@@ -74,21 +77,46 @@ def method_settings(arm: str) -> MethodSettings:
     method = _compose(words[0])
     for word in words[1:]:
         key, equals, _ = word.partition("=")
-        path = key if "." in key else f"controller.{key}"
         if not equals:
             raise ConfigError(f"cannot read {word!r} in arm {arm!r}", allowed="key=value, such as gamma=4")
-        if path.split(".")[0] != "controller":
-            raise unknown(f"arm {arm!r} sets what is no part of a controller", key, [])
-        choices = [str(name) for name in method.controller or {}]
-        if path.removeprefix("controller.") not in choices:
-            raise unknown(f"unknown key in arm {arm!r}", key, choices)
+        path = ALIASES.get(key, key if "." in key or key in METHOD_KEYS else f"controller.{key}")
+        part, _, name = path.partition(".")
+        if name:
+            if part not in ("controller", "buffer"):
+                raise unknown(f"arm {arm!r} sets what is no part of a controller", key, [])
+            choices = [str(name) for name in method[part] or {}]
+            if name not in choices:
+                raise unknown(f"unknown key in arm {arm!r}", key, choices)
         method.merge_with_dotlist([path + word[len(key) :]])
     settings = OmegaConf.to_object(method)
     assert isinstance(settings, MethodSettings)
     settings.name = arm
     settings.controller = normal_controller(settings.controller)
     check_controller(settings.controller, f"arm {arm!r}")
+    check_exits(settings, f"arm {arm!r}")
     return settings
+
+
+def check_exits(method: MethodSettings, where: str) -> None:
+    """Check what a method says of exits.
+
+    Raises:
+        ConfigError: names the value and what is allowed.
+    """
+    exits, head = method.exits, method.head
+    sized = not isinstance(exits, list) or (exits == sorted(set(exits)) and bool(exits) and min(exits) > 0)
+    buffer = method.buffer or {"kind": "enough", "n": 1}
+    sizes = buffer.get("n", 1) if isinstance(buffer.get("n", 1), list) else [buffer.get("n", 1)]
+    for what, value, ok, allowed in (
+        ("exits", exits, sized, "numbers of layers in rising order, from 1"),
+        ("exits", exits, exits is None or method.drafter in ("exit", "exits"), "methods that draft with exits"),
+        ("head", head, head is None or head in CHOICES["method.head"], ", ".join(CHOICES["method.head"])),
+        ("buffer.kind", buffer.get("kind"), buffer.get("kind") in BUFFERS, ", ".join(BUFFERS)),
+        ("n", buffer.get("n"), all(type(n) is int and n >= 1 for n in sizes), "whole numbers ≥ 1"),
+        ("share", method.share, 0 < method.share <= 1, "in (0, 1]"),
+    ):
+        if not ok:
+            raise ConfigError(f"{what} in {where}", value=value, allowed=allowed)
 
 
 def normal_controller(controller: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -133,7 +161,7 @@ def _allowed(kind: str, key: str, value: object, controller: dict[str, Any]) -> 
     if key in ("gamma", "gamma_max", "b"):
         least = 0 if key == "gamma" else 1  # γ = 0 is a window: it never drafts
         return None if type(value) is int and value >= least else f"whole numbers ≥ {least}"
-    if key in ("t0", "lo", "hi") or (key == "t" and controller.get("signal") == "probability"):
+    if key in ("t0", "lo", "hi") or (key == "t" and controller.get("signal", "probability") == "probability"):
         low = controller.get("lo") or 0 if key == "hi" else 0
         return None if number is not None and low <= number <= 1 else f"[{low}, 1]"
     if key == "t":

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from pacer.arms import resolved
 from pacer.choices import CHOICES
+from pacer.decoding.build import speculative
 from pacer.decoding.controllers.base import Controller
-from pacer.decoding.controllers.fixed import Fixed
-from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.controllers.threshold import Threshold
 from pacer.decoding.drafters.model import ModelDrafter
+from pacer.decoding.lane import Lane
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError, SourceError, UnsupportedError
+from pacer.exit_methods import EXIT_DRAFTERS, exit_decoder
 from pacer.files import sha256
 from pacer.models.draft import TrainableDraft, load_draft
+from pacer.models.exits import ExitHead
 from pacer.models.preverifier import Preverifier, load_preverifier, tuned_values
 from pacer.models.quantise import quantise
 from pacer.models.sources import fetch, load_model, load_tokenizer
 from pacer.models.stack import Stack
 from pacer.models.tokenizers import check_same_tokenizer, decode, stop_ids
 from pacer.resources import resource
+from pacer.rules import Judge, draft_rule
 from pacer.settings import MethodSettings, ModelSettings, SamplingSettings, SourceSettings
 
 PACKAGED = "packaged:"
@@ -43,6 +44,13 @@ class Models:
     folder: Path
     draft: Stack | None = None
     draft_full: Stack | None = None  # the same draft with the whole vocabulary's head
+    exits: dict[tuple[str, int], ExitHead] = field(default_factory=dict)  # by kind and layers below
+    block: int | None = None  # tokens to a block of paged memory
+    exit_kind: str = "shared"  # of methods that name none
+    exit_layers: Sequence[int] = ()  # likewise
+    # pre-verifiers on an exit's states: kind, layers below, layers below the exit that accepts (None: the target)
+    exit_judges: dict[tuple[str, int, int | None], Judge] = field(default_factory=dict)
+    judge: Stack | None = None  # what accepts the draft's tokens in simulated rounds; None: the target
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
     tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
@@ -57,7 +65,8 @@ def load_target(model: ModelSettings, cache: Path, *, dtype: str | None = None) 
     folder = fetch(model.target, cache)
     hf = load_model(folder, dtype or model.dtype, model.device, model.attention, model.target.trust_remote_code)
     tokenizer = load_tokenizer(folder, model.target.trust_remote_code)
-    return Models(Stack(hf), tokenizer, stop_ids(tokenizer, hf.generation_config, hf.config), folder)
+    stops = stop_ids(tokenizer, hf.generation_config, hf.config)
+    return Models(Stack(hf), tokenizer, stops, folder, block=model.block)
 
 
 def checkpoint_folder(source: str) -> Path:
@@ -134,39 +143,32 @@ def attach_preverifier(models: Models, folder: Path) -> None:
 
 
 def make_controller(method: MethodSettings, models: Models) -> Controller | None:
-    """The controller a method names; null values of the pre-verifier's rule are the checkpoint's tuned ones."""
-    values = dict(method.controller or {})
-    kind = values.pop("kind", "none")
-    if kind == "none":
-        return None
-    if kind == "fixed":
-        return Fixed(**values)
-    if kind == "threshold":
-        return Threshold(**values)
-    if kind != "preverifier":
-        raise ConfigError("unknown controller.kind", value=kind, allowed=("none", "fixed", "threshold", "preverifier"))
-    if models.preverifier is None:
-        raise UnsupportedError(
-            f"method {method.name} needs a pre-verifier", remedy="train one: python -m pacer.train …"
-        )
-    chosen = resolved(values, models.tuned)
-    limit = models.preverifier.settings.gamma_max  # longer drafts were never trained on
-    chosen["gamma_max"] = min(chosen.get("gamma_max", limit), limit)
-    return PreverifierRule(models.preverifier, **chosen)
+    """The controller a method names, over the models' pre-verifier."""
+    judge = None if models.preverifier is None else (models.preverifier, models.tuned)
+    return draft_rule(method.name, method.controller, judge)
+
+
+def plain_decoder(models: Models, sampling: SamplingSettings) -> Decoder:
+    """The target alone."""
+    reader, paged = Lane(models.target, block=models.block), models.block is not None
+    return Decoder(models.target, None, sampling, models.text, reader, shares_prefixes=paged)
 
 
 def make_decoder(method: MethodSettings, models: Models, sampling: SamplingSettings) -> Decoder:
     """A decoder for one method over shared models; its caches are its own."""
+    if method.drafter in EXIT_DRAFTERS:
+        return exit_decoder(method, models, sampling)
     controller = make_controller(method, models)
     if method.drafter is None or controller is None:
-        return Decoder(models.target, sampling=sampling, decode=models.text)
+        return plain_decoder(models, sampling)
     if method.drafter not in (drafters := CHOICES["method.drafter"]):
         raise ConfigError("unknown method.drafter", value=method.drafter, allowed=("null", *drafters))
     draft = models.draft if method.drafter == "model" else models.draft_full
     if draft is None:
         raise UnsupportedError(f"method {method.name} needs a draft model", remedy="set model.draft")
-    drafter = ModelDrafter(draft, models.target.vocab_size, sampling, record=controller.reads_record)
-    return Decoder(models.target, drafter, controller, sampling, decode=models.text)
+    size, record = models.target.vocab_size, controller.reads_record
+    drafter = ModelDrafter(draft, size, sampling, record=record, block=models.block)
+    return speculative(models.target, drafter, controller, sampling, models.text, block=models.block)
 
 
 @functools.cache

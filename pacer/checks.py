@@ -8,7 +8,7 @@ import typing
 from math import fsum, inf
 from typing import Any, NamedTuple
 
-from pacer.arms import check_controller, is_reference, method_settings, unknown
+from pacer.arms import check_controller, check_exits, is_reference, method_settings, unknown
 from pacer.choices import CHOICES
 from pacer.errors import ConfigError
 from pacer.settings import Settings
@@ -35,6 +35,8 @@ class Range(NamedTuple):
 _COUNT, _SIZE, _POSITIVE, _SHARE = Range(0), Range(1), Range(0, open_low=True), Range(0, 1)
 RANGES: dict[str, Range] = {
     "model.draft.head_size": _COUNT,
+    "model.exits.head_size": _COUNT,
+    "model.block": _SIZE,
     "preverifier.depth": Range(1, 2),
     "preverifier.width": _SIZE,
     "preverifier.gamma_max": _SIZE,
@@ -71,6 +73,9 @@ RANGES: dict[str, Range] = {
     "trainer.prompt_weight": _COUNT,
     "trainer.kl_weight": _SHARE,
     "trainer.teacher_top_k": Range(2),
+    "layerskip.p_max": _SHARE,
+    "layerskip.exit_scale": _SHARE,
+    "layerskip.rotation": _SIZE,
     "benchmark.limit": _SIZE,
     "benchmark.max_new_tokens": _SIZE,
     "benchmark.warmup": _COUNT,
@@ -104,6 +109,7 @@ def check(settings: Settings) -> None:
             raise ConfigError(key, value=value, allowed=str(allowed))
     _check_lists(settings)
     check_controller(settings.method.controller, "method.controller")
+    check_exits(settings.method, "method")
     for arm in settings.benchmark.arms:
         if not is_reference(arm):
             method_settings(arm)
@@ -118,13 +124,19 @@ def _check_lists(settings: Settings) -> None:
     layers = settings.model.draft.layers
     if settings.model.draft.kind != "model" and (not layers or layers != sorted(set(layers)) or layers[0] < 0):
         raise ConfigError("model.draft.layers", value=layers, allowed="layer numbers in rising order")
+    exits = settings.model.exits
+    if exits.layers != sorted(set(exits.layers)) or (exits.layers and exits.layers[0] < 1):
+        raise ConfigError("model.exits.layers", value=exits.layers, allowed="numbers of layers in rising order, from 1")
+    if exits.weights and (len(exits.weights) != len(exits.layers) or not all(w > 0 for w in exits.weights)):
+        raise ConfigError("model.exits.weights", value=exits.weights, allowed="one number > 0 for each of the layers")
     betas = settings.trainer.betas
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError("trainer.betas", value=betas, allowed="two numbers in [0, 1)")
-    if settings.trainer.part != "draft":
-        for name, unused in (("kl_weight", 0), ("prompt_labels", "text"), ("start_from", None)):
-            if (value := getattr(settings.trainer, name)) != unused:
-                raise ConfigError(f"trainer.{name} is for the draft", value=value, allowed=str(unused))
+    part = settings.trainer.part
+    for name, unused in (("kl_weight", 0), ("prompt_labels", "text"), ("start_from", None)):
+        used = part == "draft" or (part == "exits" and name == "kl_weight")
+        if not used and (value := getattr(settings.trainer, name)) != unused:
+            raise ConfigError(f"trainer.{name} is for the draft", value=value, allowed=str(unused))
     ready = settings.corpus.file
     if not all(isinstance(file, str) for file in (ready if isinstance(ready, list) else [ready or ""])):
         raise ConfigError("corpus.file", value=ready, allowed="a path, a list of paths, or null")

@@ -15,15 +15,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model.draft.kind": ("layers", "model", "skip"),
     "model.draft.dtype": DTYPES,
     "model.draft.quantise": ("int4",),
+    "model.exits.kind": ("shared", "norm", "linear", "adapter"),
     "preverifier.state": ("before_norm", "after_norm"),
     "preverifier.attention": ("prefix", "block"),
     "preverifier.features": FEATURES,
     "preverifier.label": ("survival", "conditional", "next"),
-    "method.drafter": ("model", "model_full"),
+    "method.drafter": ("model", "model_full", "exit", "exits"),
+    "method.head": ("shared", "norm", "linear", "adapter"),
     "method.guarantee": ("exact", "lossy"),
     "corpus.parts": ("draft", "preverifier", "tuning"),
     "labels.starts": ("uniform", "rounds", "all"),
-    "trainer.part": ("draft", "preverifier"),
+    "trainer.part": ("draft", "preverifier", "exits", "layerskip"),
     "trainer.precision": ("bf16", "fp32"),
     "trainer.prompt_labels": ("text", "teacher"),
     "benchmark.split": SPLITS,
@@ -32,6 +34,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "replay.split": SPLITS,
     "logger.wandb": ("disabled", "offline", "online"),
 }
+
+BUFFERS = ("enough", "preverifier")  # kinds of rules for what an intermediate exit has accepted
 
 CONTROLLER_CHOICES: dict[tuple[str, str], tuple[str, ...]] = {  # of a controller's kind and key
     ("preverifier", "rule"): ("mean", "min", "product"),

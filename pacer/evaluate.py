@@ -38,7 +38,7 @@ def main(settings: Settings) -> None:
     _refuse_unscorable(settings)
     methods = [method_settings(arm) for arm in benchmark.arms if not is_reference(arm)]
     models = build(settings, methods, full_head=any(arm.startswith(ASSISTED_ARMS) for arm in benchmark.arms))
-    arms = [make_arm(arm, models, settings.sampling) for arm in benchmark.arms]
+    arms = [make_arm(arm, models, settings.sampling, benchmark.batch_size) for arm in benchmark.arms]
     folder = run_folder(settings, "evaluate")
     folder.mkdir(parents=True, exist_ok=True)
     _same_parts(folder, models)
@@ -55,12 +55,13 @@ def _same_parts(folder: Path, models: Models) -> None:
     Raises:
         ConfigError: the folder holds measurements of another draft, pre-verifier or tuning.
     """
-    from pacer.models.checkpoint import identity
+    from pacer.models.checkpoint import digest, identity
 
     trained = models.preverifier_folder
     parts = {
         "draft": identity(models.draft, layers=True) if models.draft else None,
         "preverifier": sha256(trained / "model.safetensors") if trained else None, "tuned": models.tuned,
+        "exits": {f"{kind} {layer}": digest(head.parameters()) for (kind, layer), head in models.exits.items()},
     }  # fmt: skip
     path = folder / "parts.json"
     if path.is_file() and (folder / "trace.jsonl").is_file() and json.loads(path.read_text()) != parts:

@@ -20,7 +20,7 @@ def main(settings: Settings) -> None:
     from pacer import stages
     from pacer.data.corpus import split_texts
 
-    if settings.trainer.part == "draft":
+    if settings.trainer.part != "preverifier":
         models = load_target(settings.model, Path(settings.paths.cache).expanduser())
     else:
         models = stages.build(settings, [method_settings("sd")])

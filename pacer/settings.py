@@ -33,6 +33,18 @@ class DraftSettings:
 
 
 @dataclass
+class ExitSettings:
+    """Exit heads: what reads the target out after some of its layers (models/exits.py)."""
+
+    source: str | None = None  # checkpoint folder, or packaged:NAME; null: shared, or trained by these settings
+    layers: list[int] = field(default_factory=list)  # exits, by the number of layers below; []: those a method asks for
+    kind: str = "shared"  # shared | norm | linear | adapter
+    head_size: int = 0  # ids in the heads (0: whole vocabulary)
+    attention_only: bool = False  # adapter: attention and norms, no MLP
+    weights: list[float] = field(default_factory=list)  # of the exits' losses in training; []: 1 each
+
+
+@dataclass
 class ModelSettings:
     name: str = "???"
     target: SourceSettings = field(default_factory=SourceSettings)
@@ -40,6 +52,8 @@ class ModelSettings:
     dtype: str = "bfloat16"  # float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda | cuda:N
     attention: str = "sdpa"  # sdpa
+    exits: ExitSettings = field(default_factory=ExitSettings)
+    block: int | None = None  # tokens to a block of paged key/value memory; null: contiguous
 
 
 @dataclass
@@ -63,8 +77,18 @@ class MethodSettings:
     """One arm: which drafter, which controller, what it guarantees."""
 
     name: str = "pacer"
-    drafter: str | None = "model"  # null | model | model_full (the head over the whole vocabulary)
+    # null | model | model_full (the head over the whole vocabulary) | exit (the first of the exits) | exits (the first
+    # that is sure)
+    drafter: str | None = "model"
     controller: dict[str, Any] | None = None  # {kind: fixed, gamma: 4} …; null: no drafting
+    # layers below each exit: what drafts, then what verifies before the target does; null: the first of model.exits
+    exits: list[int] | None = None
+    stages: int = 0  # exits that verify before the target does, where exits is null
+    head: str | None = None  # kind of the exits' heads; null: model.exits.kind
+    # when what such an exit accepted goes on: {kind: enough, n: 4}; n may be a list
+    buffer: dict[str, Any] | None = None
+    bonus: bool = True  # such an exit adds a token of its own after full acceptance too
+    share: float = 1.0  # of a batch's drafting rows, how many buffers must be full before these go on; 1: all
     guarantee: str = "exact"  # exact (greedy identity, sampled distribution) | lossy
 
 
@@ -116,7 +140,7 @@ class CostSettings:
 
 @dataclass
 class TrainerSettings:
-    part: str = "preverifier"  # draft | preverifier
+    part: str = "preverifier"  # draft | preverifier | exits | layerskip
     lr: float = 1e-3
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -134,12 +158,21 @@ class TrainerSettings:
     val_every: int = 100  # optimiser steps
     checkpoint_every: int = 50  # optimiser steps between resumable states
     monitor: str = "val/sim_speedup"
-    prompt_weight: float = 0.15  # draft only: loss weight of prompt tokens
+    prompt_weight: float = 0.15  # all but the preverifier: loss weight of prompt tokens
     prompt_labels: str = "text"  # draft only: the prompt's next token, or the target's choice there: text | teacher
-    kl_weight: float = 0.0  # draft only: share of the divergence from the target's stored predictions in the loss
-    teacher_top_k: int = 8  # draft only: ids per position of those predictions
+    kl_weight: float = 0.0  # draft, exits: share of the divergence from the target's predictions in the loss
+    teacher_top_k: int = 8  # draft, exits: ids per position of those predictions
     start_from: str | None = None  # draft only: checkpoint folder or packaged:NAME; null: the target's own layers
     seed: int = 0
+
+
+@dataclass
+class LayerSkipSettings:
+    """LayerSkip's recipe (arXiv 2404.16710), which tunes the model itself."""
+
+    p_max: float = 0.1  # chance of leaving the last layer out, of a row in a step; earlier layers: less
+    exit_scale: float = 0.2  # share of the exits' losses beside the last layer's
+    rotation: int = 8  # one in so many layers has a loss in a step; they take turns
 
 
 @dataclass
@@ -153,7 +186,7 @@ class BenchmarkSettings:
     arms: list[str] = field(default_factory=lambda: ["ar", "sd gamma=4", "pacer"])
     warmup: int = 1  # prompts per arm, outside the measurement
     minutes: float | None = None  # time box
-    batch_size: int = 1
+    batch_size: int = 1  # rows decoded at once; a waiting prompt takes the row of one that has ended
     score: bool = True
     sandbox: str = "auto"  # auto | unsafe | off
     bootstrap: int = 2000
@@ -217,6 +250,7 @@ class Settings:
     labels: LabelSettings = field(default_factory=LabelSettings)
     costs: CostSettings = field(default_factory=CostSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    layerskip: LayerSkipSettings = field(default_factory=LayerSkipSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)

@@ -29,6 +29,8 @@ from pacer.data.prompts import Prompt, encode
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
+from pacer.exit_methods import EXIT_DRAFTERS
+from pacer.exit_stage import attach_exits
 from pacer.files import sha256
 from pacer.progress import progress
 from pacer.resources import resource
@@ -147,7 +149,9 @@ def _simulate(settings: Settings, models: Models, stage: Stage, texts: Sequence[
         for index in missing:
             lines = []
             for text in shards[index]:
-                rounds = simulate(models.draft, text, settings.labels, models.stop_ids, models.target.vocab_size)
+                rounds = simulate(
+                    models.draft, text, settings.labels, models.stop_ids, models.target.vocab_size, models.judge
+                )  # fmt: skip
                 bar.update()
                 if rounds is not None:
                     lines.append(to_line(text.id, rounds) + "\n")
@@ -249,8 +253,9 @@ def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: b
         full_head: also load the draft with the whole vocabulary's head.
     """
     models = load_target(settings.model, _cache(settings))
+    attach_exits(settings, models, methods)
     drafters = {method.drafter for method in methods}
-    if drafters == {None} and not full_head:
+    if drafters <= {None, *EXIT_DRAFTERS} and not full_head:
         return models
     folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
     models.draft = load_draft_model(settings.model, models, _cache(settings), folder)

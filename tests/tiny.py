@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from pacer.decoding.build import speculative
 from pacer.decoding.controllers.base import Controller
-from pacer.decoding.drafters.model import ModelDrafter, Record
+from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.loop import Decoder
+from pacer.decoding.propose import Proposer
+from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Result, Row
 from pacer.models.preverifier import Preverifier
 from pacer.models.stack import Stack
@@ -155,7 +158,13 @@ def make_decoder(
     if draft is None or controller is None:
         return Decoder(target, sampling=sampling, decode=decode)
     drafter = ModelDrafter(draft, target.vocab_size, sampling, record=controller.reads_record)
-    return Decoder(target, drafter, controller, sampling, decode)
+    return speculative(target, drafter, controller, sampling, decode)
+
+
+def proposer(decoder: Decoder) -> Proposer:
+    """What drafts in a decoder with one draft model."""
+    assert isinstance(decoder.proposer, Proposer)
+    return decoder.proposer
 
 
 def generate(decoder: Decoder, requests: Sequence[Request], batch: int) -> list[Result]:
@@ -175,7 +184,10 @@ class Rule:
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         pass
 
-    def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
+    def admit(self, index: int) -> None:
+        pass
+
+    def prefill(self, record: Record | None, rows: Sequence[Row], read: Sequence[bool]) -> None:
         pass
 
     def block(self, drawn: int) -> int:

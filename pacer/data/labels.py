@@ -151,14 +151,31 @@ def choose_starts(text: Text, settings: LabelSettings) -> Tensor:
 
 
 def simulate(
-    draft: Stack, text: Text, settings: LabelSettings, stop_ids: Sequence[int], vocab_size: int | None = None
+    draft: Stack,
+    text: Text,
+    settings: LabelSettings,
+    stop_ids: Sequence[int],
+    vocab_size: int | None = None,
+    judge: Stack | None = None,
 ) -> Rounds | None:
-    """Rounds of a text by the start policy; None where the output is too short for one."""
+    """Rounds of a text by the start policy; None where the output is too short for one.
+
+    Args:
+        judge: what accepts the draft in place of the target.
+    """
     starts = choose_starts(text, settings)
     if len(starts) == 0:
         return None
     rounds = draft_rounds(draft, text, starts, settings.gamma, stop_ids, vocab_size)
+    if judge is not None:
+        rounds = judged_by(rounds, draft_rounds(judge, text, starts, settings.gamma, stop_ids, vocab_size))
     return rounds.pick(walk(rounds)) if settings.starts == "rounds" else rounds
+
+
+def judged_by(rounds: Rounds, judge: Rounds) -> Rounds:
+    """The same drafts with another model's verdict: accepted as long as they are what it would write from there on."""
+    accepted = torch.minimum(leading(rounds.tokens == judge.tokens), rounds.counts)
+    return replace(rounds, accepted=accepted, known=torch.full_like(rounds.known, rounds.tokens.shape[1]))
 
 
 def walk(rounds: Rounds) -> Tensor:

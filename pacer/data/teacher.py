@@ -65,10 +65,16 @@ def predict(target: Stack, texts: Sequence[Sequence[int]], k: int) -> list[Predi
         positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
         states = target.run(target.embed(ids), 0, target.n_layers, positions, causal_mask(positions, ids.shape[1]))
         states = torch.cat([row[:length] for row, length in zip(states, lengths, strict=True)])  # no padding
-        parts = [_top(target.readout(rows).float(), k) for rows in states.split(logit_rows(target.vocab_size))]
-        whole = [torch.cat(tensors).cpu().split(lengths) for tensors in zip(*parts, strict=True)]
+        whole = [tensor.cpu().split(lengths) for tensor in read_out(target, states, k)]
         found |= {i: Predictions(*tensors) for i, *tensors in zip(batch, *whole, strict=True)}
     return [found[i] for i in range(len(texts))]
+
+
+@torch.no_grad()
+def read_out(target: Stack, states: Tensor, k: int) -> Predictions:
+    """The target's predictions at its last states before the norm ``(N, H)``, few rows of logits at a time."""
+    parts = [_top(target.readout(rows).float(), k) for rows in states.split(logit_rows(target.vocab_size))]
+    return Predictions(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def _top(logits: Tensor, k: int) -> Predictions:

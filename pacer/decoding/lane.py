@@ -1,73 +1,137 @@
-"""A model reading the requests of a batch: its cache and how many tokens of each row are in it."""
+"""A model reading the requests of a batch: its cache and how many tokens of each row are in it.
+
+Shapes: R rows, B rows that read now (all by default), n new tokens, H width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from pacer.models.cache import ContiguousCache
+from pacer.errors import DecodingError
+from pacer.models.cache import Cache
 from pacer.models.preverifier_layer import Layers
 from pacer.models.stack import Stack, causal_mask
 
 PREFILL_CHUNK = 1024  # tokens of a prompt read at once: bounds the memory of the mask and the activations
 
+# ids and states (B, n, H), each row's first place and number of tokens, and which rows they are (None: all)
+Heard = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], Sequence[int] | None], None]
+
+
+class Reader(Protocol):
+    """What reads token ids row by row: a whole model, or one up to an exit. ``lengths[i]``: tokens of row i it holds.
+
+    ``layer_tokens[i]``: layers × tokens run for row i so far. ``heard`` is told of all that is read, whoever asked.
+    """
+
+    heard: Heard | None
+
+    @property
+    def lengths(self) -> list[int]: ...
+
+    @property
+    def layer_tokens(self) -> list[int]: ...
+
+    def reset(self, rows: int, capacity: int) -> None: ...
+
+    def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor: ...
+
+    def truncate(self, lengths: Sequence[int]) -> None: ...
+
+    def adopt(self, row: int, other: int, length: int) -> None: ...
+
 
 class Lane:
-    """Layers ``a … b`` of a stack over B rows. ``lengths[i]`` tokens of row i are in the cache; rollback sets it."""
+    """Layers ``a … b`` of a stack over R rows. ``lengths[i]`` tokens of row i are in the cache; rollback sets it."""
 
-    def __init__(self, stack: Stack | Layers, a: int = 0, b: int | None = None) -> None:
-        self.stack, self.a, self.b = stack, a, stack.n_layers if b is None else b
+    def __init__(self, stack: Stack | Layers, a: int = 0, b: int | None = None, block: int | None = None) -> None:
+        self.stack, self.a, self.b, self.block = stack, a, stack.n_layers if b is None else b, block
         self.lengths: list[int] = []
-        self._cache: ContiguousCache | None = None
+        self.layer_tokens: list[int] = []
+        self.heard: Heard | None = None
+        self._cache: Cache | None = None
 
     def reset(self, rows: int, capacity: int) -> None:
         """Empty, with room for ``capacity`` tokens in each of ``rows`` rows; memory is kept where it is enough."""
         if self._cache is None or self._cache.rows < rows or self._cache.capacity < capacity:
-            self._cache = self.stack.new_cache(rows, capacity, self.a, self.b)
+            self._cache = self.stack.new_cache(rows, capacity, self.a, self.b, self.block)
         else:
             self._cache.clear(rows, capacity)  # a mask hides old entries, but not NaN
-        self.lengths = [0] * rows
+        self.lengths, self.layer_tokens = [0] * rows, [0] * rows
 
     @property
-    def cache(self) -> ContiguousCache:
+    def cache(self) -> Cache:
         assert self._cache is not None, "reset() comes first"
         return self._cache
 
-    def places(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Positions ``(B, n)`` of the next n tokens, and which of them are real (row i has ``counts[i]``)."""
-        packed = torch.tensor([self.lengths, list(counts)], device=self.stack.device)  # one copy to the device
-        steps = torch.arange(n, device=packed.device)
-        return packed[0, :, None] + steps, steps < packed[1, :, None]
+    def feed(self, x: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
+        """Read states ``(B, n, H)``; row j has ``counts[j]`` of them, left-aligned, the rest is padding.
 
-    def feed(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """Read states ``(B, n, H)``; row i has ``counts[i]`` of them, left-aligned, the rest is padding.
+        Args:
+            rows: which rows these are; None: all, in order.
 
         Returns:
             ``(B, n, H)`` states after layer b − 1, before the final norm; padding positions hold no meaning.
         """
         n, outputs = x.shape[1], []
+        chosen = range(len(self.lengths)) if rows is None else rows
         for start in range(0, n, PREFILL_CHUNK):
             part = x[:, start : start + PREFILL_CHUNK]
             inside = [min(max(c - start, 0), part.shape[1]) for c in counts]
-            positions, real = self.places(part.shape[1], inside)
-            extent = max(length + count for length, count in zip(self.lengths, inside, strict=True))
+            lengths = [self.lengths[i] for i in chosen]
+            positions, real = places(lengths, part.shape[1], inside, self.stack.device)
+            ends = list(self.lengths)
+            for i, count in zip(chosen, inside, strict=True):
+                ends[i] += count
+                self.layer_tokens[i] += count * (self.b - self.a)
+            extent = max(ends[i] for i in chosen)
             slots = positions if min(inside) == part.shape[1] else torch.where(real, positions, self.cache.capacity)
-            cache = self.cache.at(slots, extent)
-            mask = causal_mask(positions, extent)
-            outputs.append(self.stack.run(part, self.a, self.b, positions, mask, cache))
-            self.lengths = [length + count for length, count in zip(self.lengths, inside, strict=True)]
+            self.cache.truncate(self.lengths)  # whoever set them
+            self.cache.reserve(ends)
+            cache = self.cache.at(slots, extent, rows)
+            outputs.append(self.stack.run(part, self.a, self.b, positions, causal_mask(positions, extent), cache))
+            self.lengths = ends
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
-    def feed_ids(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
+    def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
         """:meth:`feed` for token ids ``(B, n)``."""
         assert isinstance(self.stack, Stack), "a pre-verifier's layers read entries, not ids"
-        return self.feed(self.stack.embed(ids), counts)
+        starts = [self.lengths[i] for i in (range(len(self.lengths)) if rows is None else rows)]
+        states = self.feed(self.stack.embed(ids), counts, rows)
+        if self.heard is not None:
+            self.heard(ids, states, starts, counts, rows)
+        return states
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget all beyond ``lengths``; a row that is shorter already keeps its length. Nothing is moved."""
         self.lengths = [min(have, keep) for have, keep in zip(self.lengths, lengths, strict=True)]
+        self.cache.truncate(self.lengths)
+
+    def release(self, row: int) -> None:
+        """Empty a row for another text."""
+        self.cache.release(row)
+        self.lengths[row] = 0
+
+    def adopt(self, row: int, other: int, length: int) -> None:
+        """The empty ``row`` begins with the first ``length`` tokens of ``other``, without reading them again."""
+        if self.lengths[row] or length > self.lengths[other]:
+            raise DecodingError(
+                f"row {row} cannot begin as row {other} does", value=f"{length} tokens",
+                allowed=f"up to {self.lengths[other]}, in an empty row",
+            )  # fmt: skip
+        self.cache.share(row, other, length)
+        self.lengths[row] = length
+
+
+def places(starts: Sequence[int], n: int, counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions ``(B, n)`` from each row's start on, and which of them are real (row j has ``counts[j]``)."""
+    packed = torch.tensor([list(starts), list(counts)], device=device)  # one copy to the device
+    steps = torch.arange(n, device=device)
+    return packed[0, :, None] + steps, steps < packed[1, :, None]
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, list[int]]:

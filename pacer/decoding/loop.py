@@ -1,25 +1,24 @@
 """The one loop: committed prefix → draft ⇄ controller → verification → committed prefix.
 
-Shapes: B rows, g drafted tokens (of the longest row), V vocabulary.
+Shapes: R rows, g drafted tokens (of the longest row), V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from pacer.decoding.clock import Clock
-from pacer.decoding.controllers.base import Controller
-from pacer.decoding.distributions import check_sampling, penalised, probabilities, seen_before
-from pacer.decoding.drafters.model import ModelDrafter
-from pacer.decoding.lane import Lane, padded
-from pacer.decoding.propose import Draft, Proposer, is_stop, no_draft
+from pacer.decoding.distributions import check_sampling
+from pacer.decoding.lane import Lane, Reader
+from pacer.decoding.propose import KEEP, Draft, Proposes, no_draft, take
 from pacer.decoding.request import Request, Result, Row
 from pacer.decoding.trace import round_line
-from pacer.decoding.uniforms import ACCEPT, NEXT, request_key, uniforms
-from pacer.decoding.verify import leading, verify, verify_greedy
+from pacer.decoding.uniforms import request_key
+from pacer.decoding.verifier import Verdict, Verifier
 from pacer.errors import ConfigError, DecodingError
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
@@ -28,12 +27,14 @@ OnCommit = Callable[[Row, dict[str, object]], None]
 
 
 class Decoder:
-    """A method at work: target, drafter and controller on batches of requests.
+    """A method at work: a target and what drafts for it, on requests.
 
     Args:
         target: the model whose output this is.
-        drafter, controller: both or neither (plain decoding).
+        proposer: what drafts; None: plain decoding.
         decode: ids → text, needed for stop strings.
+        reader: reads tokens into the target; None: a memory of its own. Exits share theirs.
+        clock: shared with the proposer. shares_prefixes: rows whose prompts begin alike hold that part once.
 
     Greedy output equals the target's own; sampled output has its distribution. Models are shared between decoders,
     caches never.
@@ -42,175 +43,207 @@ class Decoder:
     def __init__(
         self,
         target: Stack,
-        drafter: ModelDrafter | None = None,
-        controller: Controller | None = None,
+        proposer: Proposes | None = None,
         sampling: SamplingSettings | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        reader: Reader | None = None,
+        clock: Clock | None = None,
+        shares_prefixes: bool = False,
     ) -> None:
         self.sampling = sampling or SamplingSettings()
         check_sampling(self.sampling)
-        if (drafter is None) != (controller is None):
-            raise ConfigError("a drafter and a controller come together", value=f"{drafter}, {controller}")
-        if drafter is not None and drafter.sampling != self.sampling:
-            raise ConfigError("the drafter samples otherwise than the decoder", value=drafter.sampling)
-        if drafter is not None and controller is not None and controller.reads_record and not drafter.keeps_record:
-            raise ConfigError("the controller reads the drafter's record", remedy="build the drafter with record=True")
-        self.target, self.drafter, self.controller, self.decode = target, drafter, controller, decode
-        self.lane, self.clock = Lane(target), Clock(target.device)
-        self.proposer: Proposer | None = None
-        if drafter is not None and controller is not None and controller.gamma_max > 0:  # else: plain decoding
-            self.proposer = Proposer(drafter, controller, target.context, self.clock)
-        self.greedy = self.sampling.temperature == 0
+        self.target, self.proposer, self.decode = target, proposer, decode
+        self.reader: Reader = reader or Lane(target)
+        self.clock, self.shares_prefixes = clock or Clock(target.device), shares_prefixes
+        self.verifier = Verifier(self.reader, target.readout, self.sampling, target.vocab_size, target.device)
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], on_commit: OnCommit | None = None) -> list[Result]:
-        """Continue a batch of requests; each row accepts its own number of tokens and ends at its own time.
+    def generate(
+        self, requests: Sequence[Request], on_commit: OnCommit | None = None, slots: int | None = None
+    ) -> list[Result]:
+        """Continue requests; each row accepts its own number of tokens and ends at its own time.
 
         Args:
             on_commit: called after each round with the row and its trace line, for streaming.
+            slots: rows decoded at once; the other requests wait until one of them ends. None: all.
+
+        Returns:
+            Results in the order of the requests.
         """
         if not requests:
             return []
-        rows = [Row(r, list(r.prompt_ids), request_key(self.sampling.seed, r.id)) for r in requests]
-        self._begin(rows)
-        self._prefill(rows, on_commit)
+        queue = deque(self._row(request) for request in requests)
+        everyone = list(queue)
+        rows = [queue.popleft() for _ in range(min(slots or len(requests), len(requests)))]
+        self._begin(rows, everyone)
+        self._prefill(rows, range(len(rows)), on_commit)
         while any(row.finish is None for row in rows):
-            self._round(rows, on_commit)
+            free = [i for i, row in enumerate(rows) if row.finish is not None] if queue else []
+            joining = free[: len(queue)]
+            for i in joining:
+                rows[i] = queue.popleft()
+                self._admit(i, rows[i])
+            if joining:
+                self._prefill(rows, joining, on_commit)
+            else:
+                self._round(rows, on_commit)
         return [
-            Result(row.request, row.output, row.finish or "length", row.seconds, row.latency, row.trace) for row in rows
+            Result(row.request, row.output, row.finish or "length", row.seconds, row.latency, row.trace)
+            for row in everyone
         ]
 
-    def _begin(self, rows: list[Row]) -> None:
-        for row in rows:
-            if not row.committed or len(row.committed) >= self.target.context or row.left <= 0:
-                raise ConfigError(
-                    f"request {row.request.id} does not fit",
-                    value=f"{len(row.committed)} prompt tokens, {row.request.max_new_tokens} new",
-                    allowed=f"1 … {self.target.context - 1} prompt tokens, at least 1 new",
-                )
-        capacity = max(min(len(row.committed) + row.left, self.target.context) for row in rows)
-        self.lane.reset(len(rows), capacity)
-        most = max(len(row.request.stop_ids) for row in rows)
-        stops = [[*sorted(row.request.stop_ids), *[-1] * (most - len(row.request.stop_ids))] for row in rows]
-        self._stop_ids = torch.tensor(stops, dtype=torch.long, device=self.target.device)  # (B, K): each row its own
-        if self.proposer is not None:
-            self.proposer.reset(rows, capacity, self._stop_ids)
+    def _row(self, request: Request) -> Row:
+        row = Row(request, list(request.prompt_ids), request_key(self.sampling.seed, request.id))
+        if not row.committed or len(row.committed) >= self.target.context or row.left <= 0:
+            raise ConfigError(
+                f"request {row.request.id} does not fit",
+                value=f"{len(row.committed)} prompt tokens, {row.request.max_new_tokens} new",
+                allowed=f"1 … {self.target.context - 1} prompt tokens, at least 1 new",
+            )
+        return row
+
+    def _begin(self, rows: list[Row], everyone: Sequence[Row]) -> None:
+        capacity = max(min(len(row.committed) + row.left, self.target.context) for row in everyone)
+        self.reader.reset(len(rows), capacity)
+        device = self.target.device
+        most = max(len(row.request.stop_ids) for row in everyone)
+        self._stop_ids = torch.full((len(rows), most), -1, device=device)  # each row its own
+        self._work = [0] * len(rows)  # of each row, the layers × tokens that are in the trace
         self._seen: Tensor | None = None
         if self.sampling.repetition_penalty != 1.0:
-            shape = (len(rows), self.target.vocab_size)
-            self._seen = torch.zeros(shape, dtype=torch.bool, device=self.target.device)
-            for i, row in enumerate(rows):
-                self._seen[i, torch.tensor(row.committed, device=self.target.device)] = True
+            self._seen = torch.zeros(len(rows), self.target.vocab_size, dtype=torch.bool, device=device)
+        for i, row in enumerate(rows):
+            self._note(i, row)
+        if self.proposer is not None:
+            self.proposer.reset(rows, capacity, self._stop_ids)
 
-    def _prefill(self, rows: list[Row], on_commit: OnCommit | None) -> None:
-        """Read the prompts in every model; the target's pass emits the first token, by the same rule as any other."""
+    def _note(self, index: int, row: Row) -> None:
+        """What is known of a row's request on the device."""
+        stops = sorted(row.request.stop_ids)
+        self._stop_ids[index] = -1
+        self._stop_ids[index, : len(stops)] = torch.tensor(stops, dtype=torch.long)
+        if self._seen is not None:
+            self._seen[index] = False
+            self._seen[index, torch.tensor(row.committed, device=self._seen.device)] = True
+
+    def _admit(self, index: int, row: Row) -> None:
+        """Another request takes the row of one that has ended."""
+        self.reader.truncate([0 if i == index else KEEP for i in range(len(self.reader.lengths))])
+        self._note(index, row)
+        if self.proposer is not None:
+            self.proposer.admit(index, row)
+
+    def _prefill(self, rows: list[Row], chosen: Sequence[int], on_commit: OnCommit | None) -> None:
+        """Read the prompts in every model; the target's pass emits the first token, by the same rule as any other.
+
+        Rows whose prompt begins as that of another row do not read that part: those that can borrow from a row of
+        this very call wait for it.
+        """
+        waiting = self._borrow(rows, chosen)
+        first = [i for i in chosen if i not in waiting]
         self.clock.start()
         if self.proposer is not None:
-            self.proposer.prefill(rows)
-        self._finish(rows, no_draft(len(rows), ["prefill"] * len(rows), self.target.device), on_commit)
+            self.proposer.prefill(rows, first)
+        draft = no_draft(len(rows), ["prefill"] * len(rows), self.target.device)
+        self._finish(rows, draft, first, on_commit)
+        if waiting:
+            self._prefill(rows, waiting, on_commit)
+
+    def _borrow(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[int]:
+        """Let the chosen rows share what others have read of the same prompt; returns those who can, but not yet.
+
+        Only where memory is paged (sharing is free) and nobody has to hear of what is read.
+        """
+        if not self.shares_prefixes:
+            return []
+        lengths, waiting = self.reader.lengths, []
+        for i in chosen:
+            best, soon = (0, 0), 0
+            for j, other in enumerate(rows):
+                if j == i:
+                    continue
+                common = _common(rows[i].request.prompt_ids[:-1], other.request.prompt_ids)
+                best = max(best, (min(common, lengths[j]), j))
+                if j < i and j in chosen and j not in waiting:
+                    soon = max(soon, common)
+            if soon > best[0]:
+                waiting.append(i)
+            elif best[0] > 0 and lengths[i] == 0:
+                self.reader.adopt(i, best[1], best[0])
+        return waiting
 
     def _round(self, rows: list[Row], on_commit: OnCommit | None) -> None:
         if self.proposer is None:
             draft = no_draft(len(rows), ["off"] * len(rows), self.target.device)
         else:
             draft = self.proposer.propose(rows)
-        self._finish(rows, draft, on_commit)
+        chosen = [i for i, row in enumerate(rows) if row.finish is None and (draft.ready is None or draft.ready[i])]
+        self._finish(rows, draft, chosen, on_commit)
 
-    def _finish(self, rows: list[Row], draft: Draft, on_commit: OnCommit | None) -> None:
-        """Verify a draft, commit what survives, roll back the rest, write the trace."""
-        live = [row.finish is None for row in rows]
-        alive = sum(live)
-        logits = self._read_target(rows, draft, live)
-        accepted, following, counts, bad = self._verdict(rows, draft, logits)
-        scores = draft.scores if draft.scores is not None else torch.empty(len(rows), 0, device=logits.device)
-        table = torch.cat([accepted[:, None], following[:, None], counts[:, None], bad[:, None], draft.tokens], 1)
-        values = torch.cat([table.double(), scores.double()], 1).tolist()  # the round's one read of the verdict
+    def _finish(self, rows: list[Row], draft: Draft, chosen: list[int], on_commit: OnCommit | None) -> None:
+        """Verify the drafts of the chosen rows, commit what survives, roll back the rest, write the trace."""
+        part = take(draft, chosen, len(rows))
+        logits = self.verifier.logits(rows, part, chosen)
+        live = [rows[i] for i in chosen]
+        everyone = len(chosen) == len(rows)
+        stop_ids = self._stop_ids if everyone else self._stop_ids[chosen]
+        seen = self._seen if everyone or self._seen is None else self._seen[chosen]
+        verdict = self.verifier.judge(live, part, logits, stop_ids, seen)
         self.clock.lap("target")
         before = [len(row.committed) for row in rows]
-        verified = list(before)
+        verified = [KEEP] * len(rows)
         lines: list[tuple[Row, dict[str, object]]] = []
-        for i, row in enumerate(rows):
-            if not live[i]:
-                continue
-            accept, token, count = (int(v) for v in values[i][:3])
-            self._check_finite(row, int(values[i][3]))
-            g = draft.tokens.shape[1]
-            drafted = [int(v) for v in values[i][4 : 4 + min(count, draft.counts[i])]]
-            emitted = row.commit([*drafted[:accept], token], self.target.context, self.decode)
-            stop = "eos" if count < draft.counts[i] else draft.stops[i]
-            line = round_line(row, before[i], drafted, values[i][4 + g :], accept, emitted, stop, alive)
-            row.trace.append(line)
-            lines.append((row, line))
-            verified[i] += accept
+        for j, i in enumerate(chosen):
+            accept, line = self._commit(rows[i], j, verdict, part, len(chosen))
+            verified[i] = before[i] + accept
+            lines.append((rows[i], line))
             if self._seen is not None:
-                self._seen[i, torch.tensor(emitted, device=logits.device)] = True
-        self.lane.truncate(verified)  # rollback is a length: nothing is moved
+                self._seen[i, torch.tensor(line["emitted"], device=logits.device)] = True
+        self.reader.truncate(verified)  # rollback is a length: nothing is moved
         if self.proposer is not None:
-            self.proposer.end(before, verified)
+            self.proposer.end(before, verified, chosen)
+        work = self.reader.layer_tokens
+        for i, (_, line) in zip(chosen, lines, strict=True):
+            line["layer_tokens"], self._work[i] = work[i] - self._work[i], work[i]
+        self._book(rows, lines, on_commit)
+
+    def _commit(self, row: Row, j: int, verdict: Verdict, draft: Draft, together: int) -> tuple[int, dict[str, object]]:
+        """Commit what survived of a row, number j of the verdict; returns how many drafts that were and the trace."""
+        before, drafted, accept = len(row.committed), verdict.drafted[j], verdict.accepted[j]
+        if verdict.bad[j] >= 0:
+            raise DecodingError(
+                f"the target's logits are not finite for request {row.request.id}",
+                value=f"position {before + verdict.bad[j]}",
+                remedy="try model.dtype=float32, or check the weights",
+            )
+        emitted = row.commit([*drafted[:accept], verdict.following[j]], self.target.context, self.decode)
+        stop = "eos" if len(drafted) < draft.counts[j] else draft.stops[j]
+        inner = None if draft.inner is None else draft.inner[j]
+        line = round_line(row, before, drafted, verdict.scores[j], accept, emitted, stop, together, inner)
+        row.trace.append(line)
+        return accept, line
+
+    def _book(
+        self, rows: Sequence[Row], lines: Sequence[tuple[Row, dict[str, object]]], on_commit: OnCommit | None
+    ) -> None:
+        """Book the round's time on the rows it served; rows that wait for their turn wait in wall time."""
         self.clock.lap("rest")
         seconds = self.clock.read()
         wall = sum(seconds.values())
+        served = {id(row) for row, _ in lines}
+        for row in rows:
+            if row.finish is None or id(row) in served:
+                row.latency += wall
         for row, line in lines:
-            line["time"] = {phase: value / alive for phase, value in seconds.items()}
-            row.seconds += wall / alive
-            row.latency += wall
+            line["time"] = {phase: value / len(lines) for phase, value in seconds.items()}
+            row.seconds += wall / len(lines)
             row.rounds += 1
             if on_commit is not None:
                 on_commit(row, line)
         self.clock.start()
 
-    def _read_target(self, rows: list[Row], draft: Draft, live: list[bool]) -> Tensor:
-        """Logits ``(B, g + 1, V)`` after each row's prefix and each of its drafts."""
-        fresh = [
-            row.committed[have:] if is_live else []
-            for row, have, is_live in zip(rows, self.lane.lengths, live, strict=True)
-        ]
-        prefix, sizes = padded(fresh, self.target.device)
-        g = draft.tokens.shape[1]
-        if g == 0:
-            ids = prefix
-        elif max(sizes) == min(sizes):
-            ids = torch.cat([prefix, draft.tokens], 1)
-        else:  # ragged: drafts start where each row's prefix ends
-            ids = torch.nn.functional.pad(prefix, (0, g))
-            starts = torch.tensor(sizes, device=ids.device)[:, None]
-            ids.scatter_(1, starts + torch.arange(g, device=ids.device), draft.tokens)
-        counts = [
-            size + (count if is_live else 0) for size, count, is_live in zip(sizes, draft.counts, live, strict=True)
-        ]
-        states = self.lane.feed_ids(ids, counts)
-        at = torch.tensor([max(size - 1, 0) for size in sizes], device=states.device)[:, None]
-        places = (at + torch.arange(g + 1, device=states.device)).clamp_max(states.shape[1] - 1)
-        if states.shape[1] != g + 1:
-            states = states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
-        return self.target.readout(states)
 
-    def _verdict(self, rows: list[Row], draft: Draft, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """accepted, next token, drafted count up to a stop id, first place of bad logits (or −1): ``(B,)``."""
-        device, g = logits.device, draft.tokens.shape[1]
-        counts = torch.tensor(draft.counts, device=device)
-        if g:  # nothing after a stop id can matter: accepted, it ends the output; rejected, the rest falls with it
-            counts = torch.minimum(counts, leading(~is_stop(draft.tokens, self._stop_ids)) + 1)
-        if self._seen is not None:
-            logits = penalised(logits, seen_before(self._seen, draft.tokens), self.sampling.repetition_penalty)
-        top, argmax = logits.max(-1)
-        finite = torch.isfinite(top) | (
-            torch.arange(g + 1, device=device) > counts[:, None]
-        )  # padding may hold anything
-        bad = torch.where(finite.all(1), -1, leading(finite))
-        if self.greedy:
-            return *verify_greedy(argmax, draft.tokens, counts), counts, bad
-        keys = torch.tensor([[row.key, row.rounds] for row in rows], device=device)
-        places = torch.arange(g + 1, device=device)
-        accept = uniforms(keys[:, 0], keys[:, 1], places[:g], ACCEPT)
-        following = uniforms(keys[:, 0], keys[:, 1], places[:1], NEXT).squeeze(1)
-        p = probabilities(logits, self.sampling)
-        return *verify(p, draft.probs, draft.tokens, counts, accept, following), counts, bad
-
-    def _check_finite(self, row: Row, bad: int) -> None:
-        if bad >= 0:
-            raise DecodingError(
-                f"the target's logits are not finite for request {row.request.id}",
-                value=f"position {len(row.committed) + bad}",
-                remedy="try model.dtype=float32, or check the weights",
-            )
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first items are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))

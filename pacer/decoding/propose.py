@@ -6,7 +6,8 @@ Shapes: B rows, g drafted tokens (of the longest row), V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from pacer.decoding.clock import Clock
 from pacer.decoding.controllers.base import ASK, Controller
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.request import Row
+
+KEEP = 2**62  # no text is as long: what a row keeps that was not verified now
 
 
 @dataclass
@@ -26,11 +29,53 @@ class Draft:
     scores: Tensor | None  # (B, ≤ g) the controller's estimates of the blocks it judged
     counts: list[int]
     stops: list[str]  # why each row's draft ended
+    inner: list[list[dict[str, Any]]] | None = None  # rounds of an exit that has verified it already, per row
+    ready: list[bool] | None = None  # rows that are to be verified now; None: all
+
+
+class Proposes(Protocol):
+    """What the loop asks of a proposal's maker, on a batch of rows."""
+
+    def reset(self, rows: Sequence[Row], capacity: int, stop_ids: Tensor) -> None:
+        """A new batch; ``stop_ids (R, K)`` belongs to the caller, who may change rows of it."""
+
+    def admit(self, index: int, row: Row) -> None:
+        """Another request takes a row."""
+
+    def prefill(self, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        """Read the prompts of the chosen rows, where that is not the verifier's doing."""
+
+    def propose(self, rows: Sequence[Row]) -> Draft:
+        """The next proposal; rows that have finished get none."""
+
+    def end(self, before: Sequence[int], verified: Sequence[int], chosen: Sequence[int]) -> None:
+        """The chosen rows were verified: ``before`` tokens of a row were committed, ``verified`` with its drafts.
+
+        Of the other rows ``verified`` is KEEP.
+        """
 
 
 def no_draft(rows: int, stops: list[str], device: torch.device) -> Draft:
     """An empty proposal: the target emits its next token."""
     return Draft(torch.empty(rows, 0, dtype=torch.long, device=device), None, None, [0] * rows, stops)
+
+
+def take(draft: Draft, chosen: Sequence[int], rows: int) -> Draft:
+    """The chosen rows of a draft over ``rows`` rows, no wider than they need."""
+    widest = max(draft.counts[i] for i in chosen)
+    if len(chosen) == rows and widest == draft.tokens.shape[1]:
+        return draft
+    at = torch.tensor(list(chosen), device=draft.tokens.device)
+    return replace(
+        draft,
+        tokens=draft.tokens[at, :widest],
+        probs=None if draft.probs is None else draft.probs[at, :widest],
+        scores=None if draft.scores is None else draft.scores[at],
+        counts=[draft.counts[i] for i in chosen],
+        stops=[draft.stops[i] for i in chosen],
+        inner=None if draft.inner is None else [draft.inner[i] for i in chosen],
+        ready=None,
+    )
 
 
 def is_stop(tokens: Tensor, stop_ids: Tensor) -> Tensor:
@@ -55,14 +100,19 @@ class Proposer:
         self.controller.reset(rows, capacity)
         self._stop_ids = stop_ids
 
-    def prefill(self, rows: Sequence[Row]) -> None:
-        """Read the prompts, unless no row has room for a draft."""
-        wanted = [self.drafter.room(row) > 0 for row in rows]
-        if not any(wanted):
+    def admit(self, index: int, row: Row) -> None:
+        """Another request takes a row."""
+        self.drafter.admit(index)
+        self.controller.admit(index)
+
+    def prefill(self, rows: Sequence[Row], chosen: Sequence[int]) -> None:
+        """Read the prompts of the chosen rows, unless they have no room for a draft."""
+        wanted = [i in chosen and self.drafter.room(row) > 0 for i, row in enumerate(rows)]
+        if not self.drafter.reads_prompts or not any(wanted):
             return
         self.drafter.read(rows, wanted)
         self.clock.lap("draft")
-        self.controller.prefill(self.drafter.record, rows)
+        self.controller.prefill(self.drafter.record, rows, wanted)
         self.clock.lap("preverify")
 
     def propose(self, rows: Sequence[Row]) -> Draft:
@@ -82,6 +132,9 @@ class Proposer:
                 stops = [self.controller.stop if is_open else s for s, is_open in zip(stops, open_rows, strict=True)]
                 break
             for _ in range(block):
+                open_rows, stops = self._able(len(tokens), open_rows, stops)
+                if not any(open_rows):
+                    break
                 token, q = self.drafter.draw(len(tokens), open_rows)
                 tokens.append(token)
                 probs += [] if q is None else [q]
@@ -92,13 +145,23 @@ class Proposer:
             self.clock.lap("draft")
             if any(open_rows):
                 open_rows, stops = self._judge(rows, tokens, scores, open_rows, stops)
+        if not tokens:
+            return no_draft(len(rows), stops, self.drafter.stack.device)
         q_all = torch.cat(probs, 1) if probs else None
         return Draft(torch.cat(tokens, 1), q_all, torch.cat(scores, 1) if scores else None, counts, stops)
 
-    def end(self, before: Sequence[int], verified: Sequence[int]) -> None:
-        """The round is over: ``before`` tokens of a row were committed at its start, ``verified`` with drafts."""
+    def end(self, before: Sequence[int], verified: Sequence[int], chosen: Sequence[int]) -> None:
+        """The round is over; drafts that did not survive are forgotten."""
         self.drafter.truncate(verified)
         self.controller.end(before)
+
+    def _able(self, drawn: int, open_rows: list[bool], stops: list[str]) -> tuple[list[bool], list[str]]:
+        """Rows the drafter will draw for: one that chooses its exit by confidence may decline, before it draws."""
+        able = self.drafter.able(drawn, open_rows)
+        if able is None:
+            return open_rows, stops
+        declined = [o and not a for o, a in zip(open_rows, able, strict=True)]
+        return able, [self.drafter.declines if d else stop for d, stop in zip(declined, stops, strict=True)]
 
     def _rooms(self, rows: Sequence[Row]) -> tuple[list[int], list[str]]:
         """Tokens each row may draft this round, and what would end the draft there."""

@@ -17,15 +17,18 @@ def round_line(
     emitted: Sequence[int],
     stop: str,
     rows: int,
+    inner: Sequence[dict[str, object]] | None = None,
 ) -> dict[str, object]:
     """One round of one request as plain data; the times are added by the loop once they are known.
 
     Args:
         committed: tokens before the round, prompt included. drafted: up to and with a stop id.
-        scores: the controller's estimates. accepted: drafts that survived. stop: why drafting ended. rows: live rows.
+        scores: the controller's estimates. accepted: drafts that survived. stop: why drafting ended.
+        rows: how many were verified together.
+        inner: rounds of the exits that verified before, in order, if any did: drafted, accepted, emitted, stop.
     """
     kept = [None if math.isnan(s) else round(s, 6) for s in scores[: len(drafted)]]
-    return {
+    line: dict[str, object] = {
         "kind": "round",
         "request": row.request.id,
         "round": row.rounds,
@@ -38,6 +41,9 @@ def round_line(
         "time": {},
         "rows": rows,
     }
+    if inner is not None:
+        line["inner"] = list(inner)
+    return line
 
 
 def request_line(result: Result, text: str) -> dict[str, object]:

@@ -34,8 +34,12 @@ class Arm:
     run: Callable[[Sequence[Request]], list[Line]]
 
 
-def make_arm(name: str, models: Models, sampling: SamplingSettings) -> Arm:
-    """The arm of this name: ``sd gamma=4``, ``hf_generate``, ``hf_assisted [gamma=N]``, ``hf_dynamic``, …"""
+def make_arm(name: str, models: Models, sampling: SamplingSettings, slots: int | None = None) -> Arm:
+    """The arm of this name: ``sd gamma=4``, ``hf_generate``, ``hf_assisted [gamma=N]``, ``hf_dynamic``, …
+
+    Args:
+        slots: rows decoded at once; the other requests of a call wait for a row. None: all.
+    """
     if is_reference(name):
         return Arm(name, "exact", _transformers(name, models, sampling))
     method = method_settings(name)
@@ -43,7 +47,7 @@ def make_arm(name: str, models: Models, sampling: SamplingSettings) -> Arm:
 
     def run(requests: Sequence[Request]) -> list[Line]:
         lines: list[Line] = []
-        for result in decoder.generate(requests):
+        for result in decoder.generate(requests, slots=slots):
             lines += [*result.rounds, request_line(result, models.text(result.ids))]
         return lines
 

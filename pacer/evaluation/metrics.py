@@ -52,6 +52,11 @@ DEFINITIONS = {
     "survival": "Entry k-1: P(tokens 1..k of a draft all accepted) over the rounds that drafted at least k tokens, "
     "counted as leading runs, not as a product of marginals; survival_counts holds how many rounds that is.",
     "share": "Share of the seconds of rounds >= 1 spent in each part; rest is everything outside model calls.",
+    "layer_tokens_per_token": "Layers of the target x tokens that passed them, per emitted token, rounds >= 1 (exits "
+    "share these layers; adapters and draft models are not counted).",
+    "exits": "Of each exit that verifies before the target, the first after the drafter first: its drafts per target "
+    "pass, accepted / drafted tokens, and entry k-1: P(token k accepted | tokens 1..k-1 accepted). What it accepted "
+    "and its own tokens are the draft that acceptance_rate and conditional_acceptance speak of.",
     "stops": "Rounds >= 1 by what ended their draft.",
     "finishes": "Paired prompts by what ended their text.",
     "exact": "Whether the ids of every prompt finished by both equal the AR arm's ids of the same run; positions in "

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pacer.assemble import Models
 from pacer.decoding.distributions import signals
-from pacer.decoding.drafters.model import Record
 from pacer.decoding.lane import Lane
+from pacer.decoding.record import Record
 from pacer.models.copying import Copied, copied_last, supported
 from pacer.models.stack import Stack
 from pacer.progress import progress

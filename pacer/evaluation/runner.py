@@ -29,6 +29,7 @@ from pacer.stopping import check_stop
 
 log = logging.getLogger(__name__)
 WARMUP_TOKENS = 8
+STREAM = 4  # prompts to a row
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,15 @@ def load_benchmarks(settings: BenchmarkSettings, data_dir: str | None) -> list[B
 
 
 def _batches(benchmarks: Sequence[Benchmark], settings: BenchmarkSettings) -> list[tuple[str, list[Prompt]]]:
-    """Batches of one benchmark each, in random order: a deadline cuts all benchmarks alike."""
+    """Prompts that are measured together, of one benchmark each, in random order: a deadline cuts all alike.
+
+    One by one, or, where several rows are decoded at once, a stream of several times as many.
+    """
+    size = settings.batch_size * (STREAM if settings.batch_size > 1 else 1)
     batches = [
-        (benchmark.name, benchmark.prompts[i : i + settings.batch_size])
+        (benchmark.name, benchmark.prompts[i : i + size])
         for benchmark in benchmarks
-        for i in range(0, len(benchmark.prompts), settings.batch_size)
+        for i in range(0, len(benchmark.prompts), size)
     ]
     order = np.random.default_rng(settings.seed).permutation(len(batches))
     return [batches[i] for i in order]

@@ -13,6 +13,28 @@ PARTS = ("draft", "preverify", "intermediate", "target", "rest")
 
 
 @dataclass
+class Runs:
+    """What an exit made of drafts. Lists are by draft index, as in :class:`Tally`."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    kept: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """One more draft."""
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        for counts in (self.kept, self.reached):
+            counts.extend([0] * (drafted - len(counts)))
+        for k in range(drafted):
+            self.reached[k] += accepted >= k
+            self.kept[k] += accepted > k
+
+
+@dataclass
 class Tally:
     """Sums over requests; lists are by draft index. Two tallies of different prompts may be added field by field."""
 
@@ -29,6 +51,8 @@ class Tally:
     run_kept: list[int] = field(default_factory=list)  # rounds whose first k tokens were all accepted
     run_reached: list[int] = field(default_factory=list)  # of those with k - 1 accepted: rounds that drafted k
     run_drafted: list[int] = field(default_factory=list)  # rounds that drafted k
+    layer_tokens: int = 0
+    exits: list[Runs] = field(default_factory=list)  # exits that verify, the first after the drafter first
     stops: Counter[str] = field(default_factory=Counter)
     finishes: Counter[str] = field(default_factory=Counter)
 
@@ -62,6 +86,8 @@ def _add_round(sums: Tally, line: Line) -> None:
     sums.drafted += drafted
     sums.accepted += accepted
     sums.stops[line["stop"]] += 1
+    sums.layer_tokens += line.get("layer_tokens", 0)
+    _add_exits(sums, line.get("inner", []))
     for part, seconds in line["time"].items():
         sums.time[part] += seconds
     for counts in (sums.run_kept, sums.run_reached, sums.run_drafted):
@@ -70,6 +96,18 @@ def _add_round(sums: Tally, line: Line) -> None:
         sums.run_drafted[k] += 1
         sums.run_reached[k] += accepted >= k
         sums.run_kept[k] += accepted > k
+
+
+def _add_exits(sums: Tally, rounds: list[Line]) -> int:
+    """Rounds of an exit, and of those below it; returns how many exits verified before this round's verifier."""
+    below = max((_add_exits(sums, line.get("inner", [])) for line in rounds), default=-1)
+    if not rounds:
+        return 0
+    while len(sums.exits) <= below:
+        sums.exits.append(Runs())
+    for line in rounds:
+        sums.exits[below].add(len(line["drafted"]), line["accepted"])
+    return below + 1
 
 
 def measures(sums: Tally) -> Line:
@@ -89,6 +127,15 @@ def measures(sums: Tally) -> Line:
         "survival": [_divide(a, b) for a, b in zip(sums.run_kept, sums.run_drafted, strict=True)],
         "survival_counts": list(sums.run_drafted),
         "share": {part: sums.time[part] / decode_seconds if timed else None for part in PARTS},
+        "layer_tokens_per_token": _divide(sums.layer_tokens, sums.emitted),
+        "exits": [
+            {
+                "drafts_per_verify": _divide(runs.rounds, sums.target_passes),
+                "acceptance_rate": _divide(runs.accepted, runs.drafted),
+                "conditional_acceptance": [_divide(a, b) for a, b in zip(runs.kept, runs.reached, strict=True)],
+            }
+            for runs in sums.exits
+        ],
         "stops": dict(sorted(sums.stops.items())),
         "finishes": dict(sorted(sums.finishes.items())),
     }

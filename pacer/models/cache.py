@@ -1,20 +1,77 @@
-"""Key/value memory: preallocated, one length per row, rollback is a length.
+"""Key/value memory: one interface, one length per row, rollback is a length. Here: preallocated rows.
 
-A cache is handed to a transformers decoder as its ``cache`` argument. Before each forward the caller says where the
-new entries go (:meth:`ContiguousCache.at`); ``update`` writes them and returns the keys and values to attend to.
-Which of those a query may see is the mask's business alone, so entries beyond a row's length need no cleaning.
+A cache is handed to a transformers decoder as its ``cache`` argument. Before each forward the caller makes room
+(:meth:`Cache.reserve`) and says where the new entries go (:meth:`Cache.at`); ``update`` writes them and returns the
+keys and values to attend to. Which of those a query may see is the mask's business alone, so entries beyond a row's
+length need no cleaning, as long as they are finite: 0 · NaN = NaN.
 
-Shapes: R rows, T capacity, B rows of a call (the first B of R), n new tokens, S extent read, G key/value heads, D head.
+Shapes: R rows, T capacity, B rows of a call, n new tokens, S extent read, G key/value heads, D head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pacer.errors import DecodingError
+
+
+class Cache(Protocol):
+    """Keys and values of R rows. A slot is a place in a row, 0 … T − 1; slot T takes padded writes, is never read."""
+
+    keys: Tensor
+    values: Tensor
+    rows: int
+    capacity: int
+
+    def reserve(self, ends: Sequence[int]) -> None:
+        """Make room for the first ``ends[i]`` tokens of row i, its own from its present length on.
+
+        Whoever writes over earlier entries truncates first.
+        """
+
+    def at(self, slots_Bn: Tensor, extent: int, rows: Sequence[int] | None = None) -> Cache:
+        """Set where the next forward writes, ``(B, n)`` slots in [0, T], how far it reads, and in which rows.
+
+        ``rows``: None: the first B.
+        """
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Entries of row i beyond ``lengths[i]`` tokens are not needed any more."""
+
+    def release(self, row: int) -> None:
+        """A row is finished: the next text there starts from nothing."""
+
+    def share(self, row: int, other: int, length: int) -> None:
+        """The empty ``row`` begins with the first ``length`` tokens of ``other``."""
+
+    def clear(self, rows: int, capacity: int) -> None:
+        """Empty, for so many rows and tokens of what there is."""
+
+    def allocated_tokens(self) -> int:
+        """Places set apart for tokens, used or not; padding's excluded."""
+
+    def nbytes(self) -> int:
+        """Memory of all keys and values."""
+
+    def workspace_bytes(self) -> int:
+        """Memory that reading took beside it, at most."""
+
+
+def check_room(tokens: int, capacity: int) -> None:
+    """Raises:
+    DecodingError: a row is to hold more than it can.
+    """
+    if tokens > capacity:
+        raise DecodingError(
+            "cache is full", value=tokens, allowed=f"up to {capacity} tokens", remedy="reset with more room"
+        )
 
 
 class ContiguousCache:
@@ -43,21 +100,28 @@ class ContiguousCache:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.first, self.rows, self.capacity = layers[0] if len(layers) else 0, rows, capacity
         self._index: Tensor | None = None
-        self._rows = self._extent = 0
+        self._rows: slice | Tensor = slice(0)
+        self._extent = self._workspace = 0
 
-    def at(self, slots_Bn: Tensor, extent: int) -> ContiguousCache:
-        """Set where the next forward writes: slots ``(B, n)`` in [0, T] (T is scratch) and how far it reads."""
-        if extent > self.capacity:
-            raise DecodingError(
-                "cache is full", value=extent, allowed=f"up to {self.capacity} tokens", remedy="reset with more room"
-            )
-        rows = torch.arange(slots_Bn.shape[0], device=slots_Bn.device)
-        self._index = (rows[:, None] * (self.capacity + 1) + slots_Bn).flatten()
-        self._rows, self._extent = slots_Bn.shape[0], extent
+    def reserve(self, ends: Sequence[int]) -> None:
+        """All room is there from the start."""
+        check_room(max(ends), self.capacity)
+
+    def at(self, slots_Bn: Tensor, extent: int, rows: Sequence[int] | None = None) -> ContiguousCache:
+        """Set where the next forward writes: slots ``(B, n)`` in [0, T] (T: scratch), how far it reads, which rows."""
+        check_room(extent, self.capacity)
+        chosen = list(range(slots_Bn.shape[0]) if rows is None else rows)
+        numbers = torch.tensor(chosen, device=slots_Bn.device)
+        self._index = (numbers[:, None] * (self.capacity + 1) + slots_Bn).flatten()
+        self._extent, self._rows = extent, numbers
+        if chosen == list(range(chosen[0], chosen[0] + len(chosen))):  # lie side by side: read without a copy
+            self._rows = slice(chosen[0], chosen[0] + len(chosen))
+        else:
+            self._workspace = max(self._workspace, 2 * len(chosen) * extent * self.keys[0, 0, 0].nbytes)
         return self
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write ``(B, G, n, D)`` entries at the set places; return views ``(B, G, S, D)`` of all up to the extent."""
+        """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
         return (
             self._write(self.keys[layer_idx - self.first], keys),
             self._write(self.values[layer_idx - self.first], values),
@@ -66,7 +130,20 @@ class ContiguousCache:
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         assert self._index is not None, "at() comes before the forward"
         store.flatten(0, 1).index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
-        return store[: self._rows, : self._extent].transpose(1, 2)
+        return store[:, : self._extent][self._rows].transpose(1, 2)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Nothing: the mask hides what is beyond."""
+
+    def release(self, row: int) -> None:
+        """Zero the row, since a masked NaN would still reach the next text there."""
+        for store in (self.keys, self.values):
+            store[:, row].zero_()
+
+    def share(self, row: int, other: int, length: int) -> None:
+        """Copy the first ``length`` tokens of ``other``."""
+        for store in (self.keys, self.values):
+            store[:, row, :length] = store[:, other, :length]
 
     def clear(self, rows: int, capacity: int) -> None:
         """Zero what will be used. A masked NaN would still reach every query: 0 · NaN = NaN."""
@@ -78,5 +155,12 @@ class ContiguousCache:
         """What transformers sees as the past length; only asked where no explicit mask was given."""
         return self._extent
 
+    def allocated_tokens(self) -> int:
+        return self.rows * self.capacity
+
     def nbytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
+
+    def workspace_bytes(self) -> int:
+        """The largest copy so far of rows that do not lie side by side: keys and values of one layer."""
+        return self._workspace

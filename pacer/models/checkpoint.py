@@ -39,16 +39,17 @@ def identity(stack: Stack, *, layers: bool = False) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_hidden_layers": stack.n_layers,
         "vocab_size": config.vocab_size,
-        "fingerprint": _digest([rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]),
+        "fingerprint": digest([rows[:: max(1, rows.shape[0] // 64)], stack.norm.weight.detach()]),
     }
     if layers:
         own = getattr(stack.decoder, stack.family.layers)
         weights = [w.detach() for w in (*own.parameters(), *own.buffers())]
-        found["layers"] = _digest([w[:: max(1, w.shape[0] // 16)] for w in weights])
+        found["layers"] = digest([w[:: max(1, w.shape[0] // 16)] for w in weights])
     return found
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A fingerprint of tensors, rounded to bfloat16."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).cpu().numpy().tobytes())

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from pacer.errors import ConfigError
-from pacer.models.cache import ContiguousCache
+from pacer.models.cache import Cache
+from pacer.models.paged import make_cache
 from pacer.models.stack import attention
 
 STEP = 8  # widths are multiples of it: every head size that a kernel likes divides them
@@ -74,10 +75,14 @@ class Layer(nn.Module):
         self.gate_up = nn.Linear(shape.width, 2 * shape.hidden, bias=False)
         self.down = nn.Linear(shape.hidden, shape.width, bias=False)
 
-    def forward(
-        self, x: Tensor, rotation: Tensor, mask: Tensor | BlockMask | None, cache: ContiguousCache | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, rotation: Tensor, mask: Tensor | BlockMask | None, cache: Cache | None) -> Tensor:
         """States ``(B, n, W)`` → ``(B, n, W)``; ``rotation (B, n, 1, D / 2)`` is complex."""
+        x = self.attend(x, rotation, mask, cache)
+        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+    def attend(self, x: Tensor, rotation: Tensor, mask: Tensor | BlockMask | None, cache: Cache | None) -> Tensor:
+        """The layer's first half."""
         heads, kv = self.shape.heads, self.shape.kv_heads
         parts = self.qkv(self.norm(x)).unflatten(-1, (heads + 2 * kv, self.shape.head_size))
         pairs = torch.view_as_complex(parts[:, :, : heads + kv].float().unflatten(-1, (-1, 2)))
@@ -86,9 +91,7 @@ class Layer(nn.Module):
         value = parts[:, :, heads + kv :].transpose(1, 2)
         if cache is not None:
             key, value = cache.update(key, value, self.number)
-        x = x + self.o(attention(self, query, key, value, mask)[0].flatten(2))
-        gate, up = self.gate_up(self.norm_mlp(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.o(attention(self, query, key, value, mask)[0].flatten(2))
 
 
 class Layers(nn.Module):
@@ -118,7 +121,7 @@ class Layers(nn.Module):
         b: int,
         positions: Tensor,
         mask: Tensor | BlockMask | None,
-        cache: ContiguousCache | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Layers a … b − 1 on entries ``(B, n, W)`` at ``positions (B, n)``; arguments as those of a stack."""
         angles = positions[..., None, None] * self.frequencies.float()
@@ -131,8 +134,8 @@ class Layers(nn.Module):
         """The final norm."""
         return self.norm(states)
 
-    def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None) -> ContiguousCache:
-        """A cache for layers a … b − 1."""
+    def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None, block: int | None = None) -> Cache:
+        """A cache for layers a … b − 1, paged in blocks of ``block`` tokens (None: contiguous)."""
         layers: Sequence[int] = range(a, self.n_layers if b is None else b)
         sizes = (self.shape.kv_heads, self.shape.head_size)
-        return ContiguousCache(layers, rows, capacity, *sizes, dtype=self.dtype, device=self.device)
+        return make_cache(layers, rows, capacity, *sizes, block, dtype=self.dtype, device=self.device)

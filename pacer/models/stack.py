@@ -23,8 +23,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from pacer.errors import UnsupportedError
-from pacer.models.cache import ContiguousCache
+from pacer.models.cache import Cache
 from pacer.models.copying import Copied, CopyHead
+from pacer.models.paged import make_cache
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Stack:
         b: int,
         positions: Tensor,
         mask: Tensor | BlockMask | None,
-        cache: ContiguousCache | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Layers a … b − 1 on states ``(B, n, H)``.
 
@@ -187,12 +188,12 @@ class Stack:
         logits = self.head(normed)
         return logits if copied is None or self.copying is None else self.copying(normed, logits, copied)
 
-    def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None) -> ContiguousCache:
-        """A cache for layers a … b − 1 (all by default)."""
+    def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None, block: int | None = None) -> Cache:
+        """A cache for layers a … b − 1 (all by default), paged in blocks of ``block`` tokens (None: contiguous)."""
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         size = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
         layers = range(a, self.n_layers if b is None else b)
-        return ContiguousCache(layers, rows, capacity, heads, size, dtype=self.dtype, device=self.device)
+        return make_cache(layers, rows, capacity, heads, size, block, dtype=self.dtype, device=self.device)
 
     def _slice(self, a: int, b: int) -> nn.Module:
         if (a, b) not in self._slices:

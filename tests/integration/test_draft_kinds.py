@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pacer.assemble import Models, load_draft_model, load_target
+from pacer.decoding.build import speculative
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.loop import Decoder
@@ -36,7 +37,7 @@ def decoded(models: Models, model: ModelSettings, layers: list[int], dtype: str 
     assert draft.dtype == getattr(torch, dtype or "float32")
     assert draft.n_layers == len(layers)
     drafter = ModelDrafter(draft, models.target.vocab_size, SamplingSettings())
-    decoder = Decoder(models.target, drafter, Fixed(3), SamplingSettings())
+    decoder = speculative(models.target, drafter, Fixed(3), SamplingSettings())
     result = decoder.generate([Request("a", PROMPT, 21, frozenset())])[0]
     rounds: list[Any] = list(result.rounds)
     return result.ids, [line["accepted"][0] for line in rounds if len(line["drafted"]) == 3]

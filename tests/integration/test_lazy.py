@@ -166,7 +166,7 @@ def test_what_was_skipped_is_read_with_the_next_call(settings: dict[str, Any], b
 def test_rows_that_need_no_call_are_not_fed() -> None:
     """In a batch each row decides for itself; without a row that needs it there is no call at all."""
     rule = PreverifierRule(MODULE, b=2, t0=0.0, gamma_max=8, lo=0.005, hi=0.02)
-    read, reads, asked = rule._read, [], []
+    read, reads, asked = rule.read, [], []
     ask = rule.ask
 
     def spy_ask(record: Any, rows: Any, drawn: int, wanted: Sequence[bool]) -> Any:
@@ -179,7 +179,7 @@ def test_rows_that_need_no_call_are_not_fed() -> None:
         reads.append([now > was for now, was in zip(rule.lane.lengths, before, strict=True)])
         return scores
 
-    rule.ask, rule._read = spy_ask, spy_read  # type: ignore[method-assign]  # spies
+    rule.ask, rule.read = spy_ask, spy_read  # type: ignore[method-assign]  # spies
     results = make_decoder(TARGET, DRAFT, rule).generate(_requests())
     assert reads[1:] == asked, "the first is the prefill"
     assert all(any(rows) for rows in asked) and any(not all(rows) for rows in asked)

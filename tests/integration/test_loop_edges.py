@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pacer.decoding.build import speculative
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, DecodingError
 from pacer.models.stack import Stack
@@ -26,6 +26,7 @@ from tests.tiny import (
     near,
     plain_greedy,
     prompts,
+    proposer,
     random_table,
     table_model,
     tiny_model,
@@ -134,15 +135,13 @@ def test_a_draft_with_a_padded_or_shorter_vocabulary(vocab: int, temperature: fl
 
 def test_parts_that_do_not_fit_are_refused_when_the_decoder_is_built() -> None:
     """S39."""
-    with pytest.raises(ConfigError, match="come together"):
-        Decoder(TARGET, controller=Fixed(2))
-    drafter = make_decoder(TARGET, DRAFT, Fixed(4)).drafter
-    with pytest.raises(ConfigError, match="come together"):
-        Decoder(TARGET, drafter)
+    drafter = proposer(make_decoder(TARGET, DRAFT, Fixed(4))).drafter
     with pytest.raises(ConfigError, match="samples otherwise"):
-        Decoder(TARGET, drafter, Fixed(2), SamplingSettings(temperature=1.0))
+        speculative(TARGET, drafter, Fixed(2), SamplingSettings(temperature=1.0))
     with pytest.raises(ConfigError, match="record"):
-        Decoder(TARGET, drafter, PreverifierRule(MODULE, gamma_max=4))
+        speculative(TARGET, drafter, PreverifierRule(MODULE, gamma_max=4))
+    with pytest.raises(ConfigError, match="share"):
+        speculative(TARGET, drafter, Fixed(2), share=0.0)
     with pytest.raises(ConfigError, match="gamma out of range"):
         Fixed(-1)
 

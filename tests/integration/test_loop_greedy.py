@@ -26,6 +26,7 @@ from tests.tiny import (
     near,
     plain_greedy,
     prompts,
+    proposer,
     random_table,
     table_model,
     tiny_model,
@@ -94,7 +95,7 @@ def test_greedy_output_is_the_targets_own(name: str, batch: int, wanted: list[li
     results = generate(decoder, _requests(), batch)
     assert [r.ids for r in results] == wanted
     assert [r.finish for r in results] == ["length"] * 4
-    _check_traces(results, decoder.controller.gamma_max if decoder.controller else 0)
+    _check_traces(results, proposer(decoder).controller.gamma_max if decoder.proposer else 0)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -168,19 +169,18 @@ def test_a_draft_that_is_the_target_is_always_right(gamma: int, batch: int) -> N
         rows[row.request.id] = row
 
     requests = [Request(str(i), prompt, 200) for i, prompt in enumerate(prompts([4, 9, 1][:batch]))]
-    finish, drafter = decoder._finish, decoder.drafter
-    assert drafter is not None
+    finish, drafter = decoder._finish, proposer(decoder).drafter
     read = drafter.read
 
     def counted_read(live: Any, wanted: Any) -> None:
         reads.extend(len(row.committed) - have for row, have in zip(live, drafter.lane.lengths, strict=True))
         read(live, wanted)
 
-    def checked(live: list[Row], draft: Any, on_commit: Any) -> None:
-        finish(live, draft, on_commit)
+    def checked(live: list[Row], draft: Any, chosen: list[int], on_commit: Any) -> None:
+        finish(live, draft, chosen, on_commit)
         for i, row in enumerate(live):
             if row.finish is None:
-                assert decoder.lane.lengths[i] == len(row.committed) - 1
+                assert decoder.reader.lengths[i] == len(row.committed) - 1
                 behind = 2 if row.rounds > 1 else 1  # the last draft was never fed, the bonus token neither
                 assert drafter.lane.lengths[i] == len(row.committed) - behind
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacer.decoding import loop as loop_module
+from pacer.decoding import verifier as verifier_module
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule
 from pacer.decoding.controllers.threshold import Threshold
 from pacer.decoding.distributions import penalised, probabilities
-from pacer.decoding.drafters.model import Record
+from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Result, Row
 from pacer.evaluation.stats import chi_square
 from pacer.models.stack import Stack
@@ -31,6 +31,7 @@ from tests.tiny import (
     make_preverifier,
     near,
     prompts,
+    proposer,
     random_table,
     table_model,
     tiny_model,
@@ -292,8 +293,8 @@ def test_verification_gets_what_was_drawn_from(reduced: bool, monkeypatch: pytes
         draft = Stack(model, ids)
     decoder = make_decoder(TINY, draft, Fixed(3), SamplingSettings(2.0, top_k=3))
     drawn: list[Tensor] = []
-    assert decoder.drafter is not None
-    choose, verify = decoder.drafter._choose, loop_module.verify
+    drafter = proposer(decoder).drafter
+    choose, verify = drafter._choose, verifier_module.verify
 
     def spy_choose(logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
         row, q = choose(logits, offset)
@@ -312,6 +313,6 @@ def test_verification_gets_what_was_drawn_from(reduced: bool, monkeypatch: pytes
         drawn.clear()
         return verify(p, q, tokens, *rest)
 
-    decoder.drafter._choose = spy_choose  # type: ignore[method-assign]  # a spy
-    monkeypatch.setattr(loop_module, "verify", spy_verify)
+    drafter._choose = spy_choose  # type: ignore[method-assign]  # a spy
+    monkeypatch.setattr(verifier_module, "verify", spy_verify)
     decoder.generate(_requests(4, TINY_PROMPT, 9))

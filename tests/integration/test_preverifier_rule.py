@@ -109,7 +109,7 @@ def test_its_memory_holds_the_verified_prefix_after_each_round(batch: int) -> No
     rule = PreverifierRule(make_preverifier(DRAFT), b=2, t0=0.35, gamma_max=6)
     decoder = make_decoder(TARGET, DRAFT, rule)
     read: list[tuple[list[int], list[int], list[int]]] = []
-    plain_read, plain_finish, lengths = rule._read, decoder._finish, []
+    plain_read, plain_finish, lengths = rule.read, decoder._finish, []
 
     def spy_read(record: Any, ends: Sequence[int], bases: Sequence[int]) -> Tensor:
         read.append((list(rule.lane.lengths), list(ends), list(bases)))
@@ -117,14 +117,14 @@ def test_its_memory_holds_the_verified_prefix_after_each_round(batch: int) -> No
         assert rule.lane.lengths == [max(have, end) for have, end in zip(read[-1][0], ends, strict=True)]
         return scores
 
-    def spy_finish(rows: list[Row], draft: Any, on_commit: Any) -> None:
+    def spy_finish(rows: list[Row], draft: Any, chosen: list[int], on_commit: Any) -> None:
         before = [len(row.committed) for row in rows]
         judged = list(rule.lane.lengths)
-        plain_finish(rows, draft, on_commit)
+        plain_finish(rows, draft, chosen, on_commit)
         assert rule.lane.lengths == [min(have, keep) for have, keep in zip(judged, before, strict=True)]
         lengths.append(list(rule.lane.lengths))
 
-    rule._read, decoder._finish = spy_read, spy_finish  # type: ignore[method-assign]  # spies
+    rule.read, decoder._finish = spy_read, spy_finish  # type: ignore[method-assign]  # spies
     decoder.generate(_requests(20, batch))
     assert lengths[0] == [len(p) for p in PROMPTS[:batch]], "the prompt was read by the prefill"
     assert len({tuple(x) for x in lengths}) > 4

@@ -26,7 +26,7 @@ from pacer.evaluation.replay.walk import usage, walk
 from pacer.models.preverifier import Preverifier
 from pacer.models.stack import Stack
 from tests.texts import as_text, draft, requests, target
-from tests.tiny import generate, make_decoder, make_preverifier
+from tests.tiny import generate, make_decoder, make_preverifier, proposer
 
 GAMMA, STOPS = 7, (51, 75)
 Round = tuple[int, int, int, int]
@@ -148,13 +148,14 @@ def test_passes_of_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     fed: dict[str, list[int]] = {"target": [], "draft": []}
     for request in asked:
         decoder = make_decoder(target(), draft(), controllers[name])
-        assert decoder.drafter is not None
-        for part, lane in (("target", decoder.lane), ("draft", decoder.drafter.lane)):
+        for part, lane in (("target", decoder.reader), ("draft", proposer(decoder).drafter.lane)):
             feed = lane.feed_ids
 
-            def counting(ids: Tensor, counts: Sequence[int], feed: Any = feed, to: list[int] = fed[part]) -> Tensor:
+            def counting(
+                ids: Tensor, counts: Sequence[int], rows: Any = None, feed: Any = feed, to: list[int] = fed[part]
+            ) -> Tensor:
                 to.append(max(counts))
-                return feed(ids, counts)
+                return feed(ids, counts, rows)
 
             monkeypatch.setattr(lane, "feed_ids", counting)
         decoder.generate([request], lambda row, line: None)

@@ -17,7 +17,7 @@ from pacer.decoding.request import Request
 from pacer.errors import DecodingError
 from pacer.models.cache import ContiguousCache
 from pacer.models.stack import Stack, causal_mask
-from tests.tiny import make_decoder, make_preverifier, near, tiny_model, tiny_stack
+from tests.tiny import make_decoder, make_preverifier, near, proposer, tiny_model, tiny_stack
 
 STACK = tiny_stack(layers=2, vocab=13)
 
@@ -166,7 +166,9 @@ def test_no_two_models_share_a_cache() -> None:
         places = []
         for each in (decoder, other):
             each.generate([Request("a", [1, 2, 3], 6)])
-            assert each.drafter is not None and isinstance(each.controller, PreverifierRule)
-            caches = [each.lane.cache, each.drafter.lane.cache, each.controller.lane.cache]
+            drafts = proposer(each)
+            assert isinstance(drafts.controller, PreverifierRule)
+            lanes = [each.reader, drafts.drafter.lane, drafts.controller.lane]
+            caches = [lane.cache for lane in lanes if isinstance(lane, Lane)]
             places += [tensor.data_ptr() for cache in caches for tensor in (cache.keys, cache.values)]
         assert len(set(places)) == len(places) == 12

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pacer.data.corpus import Text
 from pacer.data.labels import draft_rounds
+from pacer.decoding.build import speculative
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.loop import Decoder
@@ -145,7 +146,7 @@ def test_it_drafts_what_the_context_says_even_outside_its_head() -> None:
     stack = copier(strength=50.0).merged()
     prompt = [30, 31, 32, 33, 30, 31]  # none of them in the head
     drafter = ModelDrafter(stack, TARGET.vocab_size, SamplingSettings())
-    result = Decoder(TARGET, drafter, Fixed(3), SamplingSettings()).generate([Request("a", prompt, 40, frozenset())])[0]
+    result = speculative(TARGET, drafter, Fixed(3)).generate([Request("a", prompt, 40, frozenset())])[0]
     whole, outside = prompt + result.ids, 0
     for line in result.rounds:
         context = whole[: int(line["committed"])]  # type: ignore[call-overload]
@@ -179,7 +180,7 @@ def test_labels_draft_what_the_decoder_drafts() -> None:
     plain = Decoder(TARGET, sampling=SamplingSettings())
     prompt = [2, 3, 5, 2, 3, 9, 2, 3]
     output = plain.generate([Request("a", prompt, 24, frozenset())])[0].ids
-    decoder = Decoder(TARGET, ModelDrafter(stack, TARGET.vocab_size, SamplingSettings()), Fixed(4), SamplingSettings())
+    decoder = speculative(TARGET, ModelDrafter(stack, TARGET.vocab_size, SamplingSettings()), Fixed(4))
     result = decoder.generate([Request("a", prompt, 24, frozenset())])[0]
     assert result.ids == output
     rounds = [line for line in result.rounds if line["drafted"]]

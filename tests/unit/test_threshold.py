@@ -16,7 +16,7 @@ from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.controllers.preverifier import PreverifierRule, block_value
 from pacer.decoding.controllers.threshold import RULES, SIGNALS, Threshold
 from pacer.decoding.distributions import signals
-from pacer.decoding.drafters.model import Record
+from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError
 from pacer.evaluation.replay import rules

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pacer.decoding.drafters.model import Record
+from pacer.decoding.record import Record
 from pacer.decoding.request import Row
 
 STOP, GO, ASK = 0, 1, 2  # a verdict on a row's next draw; ASK: `ask` has to say. False is STOP, True is GO
@@ -39,8 +39,11 @@ class Controller:
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         """A new batch."""
 
-    def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
-        """The prompts were read."""
+    def admit(self, index: int) -> None:
+        """Another request takes a row."""
+
+    def prefill(self, record: Record | None, rows: Sequence[Row], read: Sequence[bool]) -> None:
+        """The prompts of these rows were read."""
 
     def judge(self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]) -> Verdicts:
         """After a block: verdicts ``(B,)`` on the device (None: all go on) and scores of the block ``(B, b)``."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import ASK, GO, STOP, Controller, Verdicts
-from pacer.decoding.drafters.model import Record
 from pacer.decoding.lane import Lane
+from pacer.decoding.record import Record
 from pacer.decoding.request import Row
 from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier
@@ -77,10 +77,14 @@ class PreverifierRule(Controller):
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         self.lane.reset(len(rows), capacity + 1)
 
-    def prefill(self, record: Record | None, rows: Sequence[Row]) -> None:
+    def admit(self, index: int) -> None:
+        self.lane.lengths[index] = 0
+
+    def prefill(self, record: Record | None, rows: Sequence[Row], read: Sequence[bool]) -> None:
         if self.module.sees_prefix:
             assert record is not None
-            self._read(record, [len(row.committed) for row in rows], [len(row.committed) for row in rows])
+            ends = [len(row.committed) if was_read else 0 for row, was_read in zip(rows, read, strict=True)]
+            self.read(record, ends, [len(row.committed) for row in rows])
 
     def block(self, drawn: int) -> int:
         return min(self.b, self.gamma_max - drawn)
@@ -100,7 +104,7 @@ class PreverifierRule(Controller):
         assert record is not None
         bases, fresh = [len(row.committed) for row in rows], self._fresh(drawn)
         ends = [base + drawn if is_asked else 0 for base, is_asked in zip(bases, asked, strict=True)]
-        scores = self._read(record, ends, bases)[:, -fresh:]
+        scores = self.read(record, ends, bases)[:, -fresh:]
         return block_value(scores, self.rule) >= self.t0 * self.rho ** ((drawn - fresh) // self.b), scores
 
     def end(self, committed: Sequence[int]) -> None:
@@ -111,7 +115,7 @@ class PreverifierRule(Controller):
         """Tokens of the block just drawn; the last of a draft may be short."""
         return (drawn - 1) % self.b + 1
 
-    def _read(self, record: Record, ends: Sequence[int], bases: Sequence[int]) -> Tensor:
+    def read(self, record: Record, ends: Sequence[int], bases: Sequence[int]) -> Tensor:
         """Feed each row's entries up to place ``ends`` (exclusive); returns estimates, right-aligned ``(B, n)``."""
         module = self.module
         origin = [0] * len(bases) if module.sees_prefix else bases  # the place of the memory's first entry

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import Controller, Verdicts
-from pacer.decoding.drafters.model import Record
+from pacer.decoding.record import Record
 from pacer.decoding.request import Row
 from pacer.errors import ConfigError
 

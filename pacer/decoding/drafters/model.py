@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import Signals, draw, penalised, probabilities, signals
-from pacer.decoding.lane import Lane, last_of, padded
+from pacer.decoding.distributions import draw, penalised, probabilities, signals
+from pacer.decoding.lane import Lane, Reader, last_of, padded
+from pacer.decoding.record import Record, note_ids
 from pacer.decoding.request import Row
 from pacer.decoding.uniforms import DRAFT, uniforms
 from pacer.models.copying import Copied, copied_last, supported, token_of
@@ -20,42 +21,35 @@ from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
 
 
-class Record:
-    """What a controller may look at, by absolute position: ids, the states that produced them, the draft's signals.
-
-    ``(B, T)`` each, ``produced`` is ``(B, T, H)``; the last place of a row takes padded writes.
-    """
-
-    def __init__(self, ids: Tensor, stack: Stack) -> None:
-        self.ids = ids
-        self.logprob, self.entropy, self.margin = (torch.zeros(ids.shape, device=ids.device) for _ in range(3))
-        self.match = torch.zeros_like(ids)
-        self.produced = torch.zeros(*ids.shape, stack.width, dtype=stack.dtype, device=ids.device)
-
-    def read(self, states: Tensor, places: Tensor, real: Tensor) -> None:
-        """Note what the ids fed at ``places`` produced, the states ``(B, n, H)``, one place on."""
-        produced = torch.where(real, places + 1, self.ids.shape[1] - 1)
-        self.produced.scatter_(1, produced[..., None].expand_as(states), states)
-
-    def drew(self, places: Tensor, said: Signals, match: Tensor) -> None:
-        """Note the signals of the tokens drawn at ``places``, ``(B, 1)`` each."""
-        for own, new in zip((self.logprob, self.entropy, self.margin, self.match), (*said, match), strict=True):
-            own.scatter_(1, places, new)
-
-
 class ModelDrafter:
-    """Drafts with a second model.
+    """Drafts with a second model, or with an exit of the target.
 
     Args:
-        vocab_size: the target's; ids the draft's head lacks have q = 0.
+        stack: the model, or the exit seen as one. vocab_size: the target's; ids the draft's head lacks have q = 0.
         record: keep a :class:`Record` for a controller that reads it.
+        reader: of an exit: its rung of the target's ladder, which the target's own first pass fills with the prompt.
+        block: tokens to a block of its paged memory; None: contiguous.
     """
 
-    def __init__(self, stack: Stack, vocab_size: int, sampling: SamplingSettings, *, record: bool = False) -> None:
+    declines = "unconfident"  # why a draft ends for which this drafter does not draw
+
+    def __init__(
+        self,
+        stack: Stack,
+        vocab_size: int,
+        sampling: SamplingSettings,
+        *,
+        record: bool = False,
+        reader: Reader | None = None,
+        block: int | None = None,
+    ) -> None:
         self.stack, self.vocab_size, self.sampling, self.keeps_record = stack, vocab_size, sampling, record
-        self.lane = Lane(stack)
+        self.lane: Reader = Lane(stack, block=block) if reader is None else reader
+        self.reads_prompts = reader is None
         self.record: Record | None = None
         self._looks_back = record or stack.copying is not None  # at the text: for candidates, and for the record
+        if self._looks_back:
+            self.lane.heard = self._note
         self._ids = torch.empty(0, dtype=torch.long)  # (B, T): what each row holds, its draft included
         self._last = self._token = self._bases = self._keys = self._rounds = torch.empty(0)
         self._seen: Tensor | None = None
@@ -66,11 +60,20 @@ class ModelDrafter:
         """Room for a new batch."""
         capacity = min(capacity, self.stack.context)
         self.lane.reset(len(rows), capacity)
+        self._last = torch.empty(0)
         if self._looks_back:
             # one place past the context, since the last drawn token is never fed; one more takes padded writes
             self._ids = torch.zeros(len(rows), capacity + 2, dtype=torch.long, device=self.stack.device)
         if self.keeps_record:
             self.record = Record(self._ids, self.stack)
+
+    def admit(self, index: int) -> None:
+        """Another request takes a row."""
+        self.lane.lengths[index] = 0
+
+    def able(self, offset: int, open_rows: list[bool]) -> list[bool] | None:
+        """Which open rows a token will be drawn for at place ``offset``; None: all of them."""
+        return None
 
     def room(self, row: Row) -> int:
         """Tokens this model can still draft for a row: its own context ends there, with one warning."""
@@ -91,7 +94,7 @@ class ModelDrafter:
         ]
         ids, counts = padded(fresh, self.stack.device)
         ids = ids.clamp_max(self.stack.vocab_size - 1)  # a padded id of the target's may be none of the draft's
-        self._last = last_of(self._feed(ids, counts), counts)
+        self._feed(ids, counts)
         self._seen = self._seen_ids(rows) if self.sampling.repetition_penalty != 1.0 else None
         self._bases = torch.tensor([len(row.committed) for row in rows], device=self.stack.device)
         self._keys = torch.tensor([row.key for row in rows], device=self.stack.device)
@@ -107,20 +110,20 @@ class ModelDrafter:
             ids ``(B, 1)`` and, when sampling, the distribution they were drawn from ``(B, 1, V)`` (None: one-hot).
         """
         if offset > 0:
-            self._last = self._feed(self._token, [int(is_open) for is_open in open_rows])
+            self._feed(self._token, [int(is_open) for is_open in open_rows])
         copied: Copied | None = None
         if self._looks_back:
-            places = (self._bases + offset)[:, None].clamp_max(self._ids.shape[1] - 1)
-            copied = Copied(*(part[:, None] for part in copied_last(self._ids, places[:, 0])))
+            place = (self._bases + offset)[:, None].clamp_max(self._ids.shape[1] - 1)
+            copied = Copied(*(part[:, None] for part in copied_last(self._ids, place[:, 0])))
         logits = self.stack.readout(self._last, copied)
         if self._head_ids is None:
             logits = logits[..., : self.vocab_size]  # padded rows of a larger draft vocabulary are no tokens
         row_of_head, q = self._choose(penalised(logits, self._seen, self.sampling.repetition_penalty), offset)
         self._token = token_of(row_of_head, self._head_ids, copied)
         if copied is not None:
-            self._ids.scatter_(1, places, self._token)
+            self._ids.scatter_(1, place, self._token)
             if self.record is not None:
-                self.record.drew(places, signals(logits, row_of_head), supported(self._token, copied))
+                self.record.drew(place, signals(logits, row_of_head), supported(self._token, copied))
         if self._seen is not None:
             self._seen.scatter_(2, row_of_head[..., None], True)
         return self._token, None if q is None else self._spread(q, copied)
@@ -147,15 +150,27 @@ class ModelDrafter:
             whole.scatter_add_(-1, copied.ids[..., None], q[..., size:])
         return whole
 
-    def _feed(self, ids: Tensor, counts: Sequence[int]) -> Tensor:
-        if not self._looks_back:
-            return self.lane.feed_ids(ids, counts)
-        places, real = self.lane.places(ids.shape[1], counts)
-        self._ids.scatter_(1, torch.where(real, places, self._ids.shape[1] - 1), ids)
-        states = self.lane.feed_ids(ids, counts)
-        if self.record is not None:
-            self.record.read(states, places, real)
-        return states
+    def _feed(self, ids: Tensor, counts: Sequence[int]) -> None:
+        """Read ids ``(B, n)``; the state after a row's last one is what its next token is drawn from."""
+        chosen = [i for i, count in enumerate(counts) if count > 0]
+        if len(chosen) == len(counts):
+            self._last = last_of(self.lane.feed_ids(ids, counts), counts)
+            return
+        fed = [counts[i] for i in chosen]  # rows that do not draft cost nothing
+        at = torch.tensor(chosen, device=ids.device)
+        last = last_of(self.lane.feed_ids(ids[at, : max(fed)], fed, chosen), fed)
+        if len(self._last) != len(counts):
+            self._last = last.new_zeros(len(counts), 1, last.shape[2])
+        self._last = self._last.index_copy(0, at, last)
+
+    def _note(
+        self, ids: Tensor, states: Tensor, starts: Sequence[int], counts: Sequence[int], rows: Sequence[int] | None
+    ) -> None:
+        """What was read, by whomever."""
+        if self.record is None:
+            note_ids(self._ids, ids, starts, counts, rows)
+        else:
+            self.record.hear(ids, states, starts, counts, rows)
 
     def _seen_ids(self, rows: Sequence[Row]) -> Tensor:
         """Ids of each committed prefix, in the head's numbering ``(B, 1, V or head)``."""

@@ -1,0 +1,159 @@
+"""The stages that make exits: heads of the frozen target, or a model that was tuned to exit early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pacer.artifacts import Stage
+from pacer.assemble import Models, checkpoint_folder, load_target, needed_ids
+from pacer.data.corpus import Text, split_texts
+from pacer.exit_methods import wanted_exits, wanted_judges
+from pacer.files import stable_hash
+from pacer.models.checkpoint import digest
+from pacer.models.exit_stack import ExitStack
+from pacer.models.exits import ExitHead, check_layers, check_wanted, load_exits, reduced_ids, shared_exits
+from pacer.models.preverifier import load_preverifier, tuned_values
+from pacer.settings import ExitSettings, MethodSettings, Settings
+
+log = logging.getLogger(__name__)
+
+
+def attach_exits(settings: Settings, models: Models, methods: Sequence[MethodSettings]) -> None:
+    """The exits that these methods need; heads of another kind than the settings' are trained by the same settings."""
+    exits = settings.model.exits
+    models.exit_kind, models.exit_layers = exits.kind, exits.layers
+    for kind, layers in wanted_exits(methods, exits).items():
+        own = exits if kind == exits.kind else replace(exits, kind=kind, source=None, layers=[], weights=[])
+        chosen = replace(settings, model=replace(settings.model, exits=own))
+        models.exits.update({(kind, layer): head for layer, head in exit_heads(chosen, models, layers).items()})
+    attach_judges(settings, models, methods)
+
+
+def attach_judges(settings: Settings, models: Models, methods: Sequence[MethodSettings]) -> None:
+    """The pre-verifiers on exits' states that these methods need, each trained where it is missing.
+
+    To a pre-verifier an exit is a draft model, and what accepts its tokens another exit or the target.
+    """
+    from pacer.stages import preverifier_checkpoint
+
+    own = replace(settings, preverifier=replace(settings.preverifier, source=None))
+    for kind, layer, by in sorted(wanted_judges(methods, settings.model.exits), key=str):
+        exits = {at: ExitStack(models.target, models.exits[kind, at]) for at in (layer, by) if at is not None}
+        pair = replace(models, draft=exits[layer], judge=None if by is None else exits[by])
+        weights = {at: digest([w for w in exit.exit.parameters()] or [exit.norm.weight]) for at, exit in exits.items()}
+        key = stable_hash([kind, layer, by, weights, asdict(settings.model.target), settings.model.dtype])
+        folder = preverifier_checkpoint(own, pair, key)
+        module, _ = load_preverifier(folder, models.target, exits[layer])
+        models.exit_judges[kind, layer, by] = (module, tuned_values(folder))
+
+
+def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dict[int, ExitHead]:
+    """Exits of the target after so many layers, ready to decode: those of the checkpoint that is named, the target's
+    own norm and head (``shared``), or heads trained by these settings.
+
+    Raises:
+        MismatchError: an exit that is not among those named or trained, or a checkpoint of another target.
+        ConfigError: layers that the target has not.
+    """
+    from pacer import stages
+
+    exits = settings.model.exits
+    if exits.source is not None:
+        return load_exits(checkpoint_folder(exits.source), models.target, layers)
+    if exits.kind != "shared":
+        return load_exits(exits_checkpoint(settings, models, layers), models.target, layers)
+    check_layers(models.target, layers)
+    ids = None
+    if 0 < exits.head_size < models.target.vocab_size:  # the most frequent ids of what a trained head would learn from
+        texts = split_texts(stages.corpus(settings, models)[0], settings.corpus.parts).get("draft", [])
+        every = (t.prompt_ids + t.output_ids for t in texts)
+        ids = reduced_ids(every, exits.head_size, needed_ids(models), models.target.vocab_size)
+    return shared_exits(models.target, layers, ids)
+
+
+def exits_checkpoint(settings: Settings, models: Models | None = None, layers: Sequence[int] = ()) -> Path:
+    """The checkpoint folder of exits trained by these settings.
+
+    Args:
+        models: with the target, in the dtype that decodes; None: it is loaded.
+        layers: exits that are needed; they are trained where ``model.exits.layers`` names none.
+
+    Raises:
+        MismatchError: an exit is needed that ``model.exits.layers`` does not name.
+    """
+    from pacer import stages
+    from pacer.training.exits_run import train_exits  # Lightning takes seconds to import
+
+    exits, trainer = chosen_exits(settings.model.exits, layers), stages._trainer(settings, "exits")
+    models = models or load_target(settings.model, Path(settings.paths.cache).expanduser())
+    check_layers(models.target, exits.layers)
+    names = ("kind", "layers", "head_size", "weights")
+    made_of = {name: getattr(exits, name) for name in names}
+    made_of["attention_only"] = exits.kind == "adapter" and exits.attention_only
+    key = {"exits": made_of, "dtype": settings.model.dtype, "trainer": asdict(trainer)}
+
+    def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
+        log.info("training exits after %s layers in %s", exits.layers, stage.folder)
+        train_exits(
+            models.target, texts, held_out, exits, trainer, settings.logger, stage.folder, always=needed_ids(models),
+            command=stages.command_line(),
+        )  # fmt: skip
+
+    return _made(settings, models, "exits", key, train) / "exits"
+
+
+def chosen_exits(exits: ExitSettings, layers: Sequence[int]) -> ExitSettings:
+    """The settings with the exits that will be trained: those they name, else those that are needed."""
+    if exits.layers:
+        check_wanted(layers, exits.layers, "model.exits.layers")
+    return replace(exits, layers=list(exits.layers) or sorted(set(layers)))
+
+
+def layerskip_checkpoint(settings: Settings) -> Path:
+    """The folder of the target as LayerSkip's recipe tunes it; its exits ``model.exits.layers`` are judged."""
+    from pacer import stages
+    from pacer.training.layerskip import train_layerskip  # Lightning takes seconds to import
+
+    cache = Path(settings.paths.cache).expanduser()
+    models = load_target(settings.model, cache)  # in the dtype that decodes: it writes the corpus
+    trainer, exits = stages._trainer(settings, "layerskip"), settings.model.exits.layers
+    check_layers(models.target, exits)
+    key = {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": asdict(trainer)}
+
+    def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
+        log.info("tuning the model by LayerSkip's recipe in %s", stage.folder)
+        masters = load_target(settings.model, cache, dtype="float32")
+        train_layerskip(
+            masters, texts, held_out, exits, settings.layerskip, trainer, settings.logger, stage.folder,
+            command=stages.command_line(),
+        )  # fmt: skip
+
+    return _made(settings, models, "layerskip", key, train) / "model"
+
+
+def _made(
+    settings: Settings,
+    models: Models,
+    kind: str,
+    key: dict[str, Any],
+    train: Callable[[Stage, Sequence[Text], Sequence[Text]], None],
+) -> Path:
+    """The folder of a finished stage: trained on the draft's part of the corpus, judged on the tuning part."""
+    from pacer import stages
+
+    texts, corpus_key = stages.corpus(settings, models)
+    whole = {
+        "corpus": corpus_key, "parts": settings.corpus.parts, "target": asdict(settings.model.target), **key,
+    }  # fmt: skip
+    stage = Stage(Path(settings.paths.runs) / "stages", kind, whole)
+    if not stage.complete:
+        with stage.lock():
+            if not stage.complete:
+                parts = split_texts(texts, settings.corpus.parts)
+                train(stage, parts.get("draft", []), parts.get("tuning", []))
+                stages._finish_training(stage)
+    return stage.folder

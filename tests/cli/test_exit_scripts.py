@@ -1,0 +1,152 @@
+"""The bench of exits and the sweep over layers on a tiny model; a second run trains and measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacer.evaluation.cascade.walk import Cascade
+from scripts import bench_exits, sweep_layers
+from tests.cli.test_verbs import words
+from tests.folders import tiny_folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    tiny_folder(home / "target", layers=4)
+    return home
+
+
+def command(home: Path, *more: str) -> list[str]:
+    return [*words(home, "exits/demo"), "model.exits.layers=[1,2,3]", "model.exits.head_size=300", *more]
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    return found
+
+
+def test_bench_exits(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code = bench_exits.main(command(home))
+    line = last_line(capsys)
+    assert code == (0 if line["ok"] else 1), "one step of training may or may not help"
+    rows = {(row["kind"], row["layer"]): row for row in line["rows"]}
+    assert set(rows) == {(kind, layer) for kind in bench_exits.KINDS for layer in (1, 2, 3)}
+    for (kind, _), row in rows.items():
+        assert 0 <= row["agreement"] <= 1 and row["expected_accepted"] >= 0
+        assert (row["tokens"] == 0) == (kind == "shared") and (row["minutes"] > 0) == (kind != "shared")
+    for both in line["modelled"].values():
+        assert both["layerskip"]["ratio_to_ar"] > 0 and both["hispec"]["tried"] <= both["layerskip"]["tried"]
+    stored = Path(line["written"])
+    whole = json.loads(stored.read_text())
+    assert whole["texts"] > 0 and (stored.parent / "agreement.png").is_file()
+    assert {row["steps"] for row in whole["rows"] if row["kind"] != "shared"} == {1}
+    monkeypatch.setattr("pacer.training.exits_run.train_exits", None)
+    bench_exits.main(command(home))
+    again = {(row["kind"], row["layer"]): row for row in last_line(capsys)["rows"]}
+    assert again == rows, "the same heads, texts and minutes"
+
+
+def test_judged_on_texts_that_no_exit_learnt_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part that chooses no checkpoint, where there is one."""
+    settings = bench_exits.settings_of("norm", command(home))
+    parts = {"draft": ["a"], "tuning": ["b"], "preverifier": ["c"]}
+    monkeypatch.setattr(bench_exits, "corpus", lambda settings, models: ([], ""))
+    monkeypatch.setattr(bench_exits, "stable_hash", lambda name: name)
+
+    class Named(str):
+        id = ""
+
+    monkeypatch.setattr(
+        bench_exits, "split_texts", lambda texts, shares: {k: [Named(v) for v in found] for k, found in parts.items()}
+    )
+    assert bench_exits.unseen(settings, None) == ["c"]  # type: ignore[arg-type]
+    parts["preverifier"] = []
+    assert bench_exits.unseen(settings, None) == ["b"]  # type: ignore[arg-type]
+    parts["tuning"] = []
+    with pytest.raises(bench_exits.ConfigError, match="no unseen texts"):
+        bench_exits.unseen(settings, None)  # type: ignore[arg-type]
+
+
+def test_exits_that_are_named_are_used(home: Path) -> None:
+    assert bench_exits.settings_of("norm", command(home)).model.exits.layers == [1, 2, 3]
+    free = [word for word in command(home) if not word.startswith("model.exits.layers")]
+    settings = bench_exits.settings_of("adapter", free)
+    assert settings.model.exits.layers == list(bench_exits.LAYERS) and settings.model.exits.kind == "adapter"
+
+
+def test_training_that_does_not_help_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def row(kind: str, agreement: float) -> dict[str, Any]:
+        return {"kind": kind, "layer": 4, "agreement": agreement, "expected_accepted": 1.0, "minutes": 1.0, "tokens": 1}
+
+    assert bench_exits.report([row("shared", 0.3), row("norm", 0.4)], {}, tmp_path) == 0
+    assert bench_exits.report([row("shared", 0.3), row("norm", 0.4), row("linear", 0.2)], {}, tmp_path) == 1
+    out = capsys.readouterr().out
+    assert "NOT reached  mean agreement with linear heads: 0.200, untrained 0.300" in out
+
+
+def sweep(home: Path) -> list[str]:
+    return command(
+        home, "model.exits.kind=shared", "replay.texts=corpus", "benchmark.split=all", "benchmark.sets=[gsm8k,xsum]",
+        "benchmark.limit=1", "benchmark.max_new_tokens=12", "benchmark.score=false",
+    )  # fmt: skip
+
+
+def test_sweep_layers(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    code = sweep_layers.main(sweep(home))
+    line = last_line(capsys)
+    assert code == (0 if line["ok"] else 1), "milliseconds of a tiny model are what they are"
+    assert line["median_errors"]["tau"] < 1e-9, "in float32 tokens are exact"
+    folder = Path(line["written"])
+    found = json.loads((folder / "checked.json").read_text())["compared"]
+    assert len({row["arm"] for row in found}) == 5 and line["points"] == len(found) == 10
+    for name in ("layers", "where_it_pays", "buffers", "checked"):
+        assert (folder / f"{name}.png").is_file()
+    swept = json.loads((folder / "sweep.json").read_text())
+    assert {(r["draft"], r["verifier"]) for r in swept["grid"]} == {
+        (1, None), (2, None), (3, None), (1, 2), (1, 3), (2, 3)
+    }  # fmt: skip
+    mine, published = (each["points"][0] for each in swept["pays"])
+    assert published["published"] and not mine["published"]
+    trace = (folder / "trace.jsonl").stat().st_size
+    monkeypatch.setattr(sweep_layers, "sweep", None)
+    sweep_layers.main(sweep(home))
+    assert last_line(capsys)["best"] == line["best"] and (folder / "trace.jsonl").stat().st_size == trace
+
+
+def test_five_points_are_decoded() -> None:
+    """Never plain decoding, never one twice, whatever was chosen."""
+
+    def row(family: str, cascade: Cascade) -> dict[str, Any]:
+        return {"benchmark": "all", "family": family, "exits": list(cascade.exits), "buffers": list(cascade.buffers),
+                "bonus": cascade.bonus, "ratio_to_ar": 1.0}  # fmt: skip
+
+    def points(skip: Cascade, hispec: Cascade, grid: Sequence[Cascade]) -> list[Cascade]:
+        cells = [{"verifier": 8, "best": row("hispec", cascade)} for cascade in grid]
+        return sweep_layers.to_check([row("layerskip", skip), row("hispec", hispec)], cells)
+
+    other = Cascade((2, 6), (1, 3))
+    found = points(Cascade((4,), (3,)), Cascade((4, 8), (3, 6)), [Cascade((4, 8), (3, 6)), other])
+    assert [c.arm for c in found] == [
+        "layerskip exits=[4] gamma=3", "hispec exits=[4,8] gamma=3 n=6", "hispec exits=[4,8] gamma=2 n=4",
+        "hispec exits=[4,8] gamma=2 n=10", other.arm,
+    ]  # fmt: skip
+    few = points(Cascade((4,), (0,)), Cascade((4, 8), (2, 4)), [])
+    assert len(set(few)) == 5 and all(cascade.buffers[0] > 0 for cascade in few)
+
+
+@pytest.mark.parametrize("script", [bench_exits, sweep_layers])
+def test_a_wrong_setting_is_one_line(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["trainer.lrr=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and "lrr" in error
+
+
+def test_a_sweep_needs_two_exits(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweep_layers.main([*sweep(home), "model.exits.layers=[2]"]) == 2
+    assert "two exits or more" in capsys.readouterr().err
