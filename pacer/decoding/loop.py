@@ -77,7 +77,7 @@ class Decoder:
         rows = [queue.popleft() for _ in range(min(slots or len(requests), len(requests)))]
         self._begin(rows, everyone)
         self._prefill(rows, range(len(rows)), on_commit)
-        while any(row.finish is None for row in rows):
+        while queue or any(row.finish is None for row in rows):
             free = [i for i, row in enumerate(rows) if row.finish is not None] if queue else []
             joining = free[: len(queue)]
             for i in joining:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import BoundaryNorm, Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
@@ -23,6 +24,7 @@ from pacer.reporting import style
 
 Row = Mapping[str, Any]
 SHADES = "cividis"  # its lightness rises with the value, in grey too
+GAINS = [0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.5, 2.0]  # borders of the shades of a map
 # Llama3-8B on ShareGPT, L_d 3, N_d 2 (arXiv 2510.01336): tokens/s over N_i
 PUBLISHED_BUFFERS = {3: 65.5, 4: 66.5, 6: 60.0, 8: 57.5, 10: 53.0, 16: 45.0}
 KINDS = {
@@ -85,7 +87,7 @@ def layer_map(grid: Sequence[Row], path: Path, *, command: str) -> list[Path]:
     panels = {"fixed": "N_d = 2, N_i = 4 (the paper's)", "best": "best buffers of each pair (N_d, N_i; -: no bonus)"}
     speeds = [r[key]["ratio_to_ar"] for r in grid for key in panels if r[key]]
     norm = Normalize(min(speeds), max(speeds) if max(speeds) > min(speeds) else min(speeds) + 1e-6)
-    title = "Which exits? Modelled speed of HiSpec by draft exit and intermediate verifier (diagonal: LayerSkip)"
+    title = "Which exits? Modelled speed of HiSpec by pair of exits (diagonal: LayerSkip)"
     with style.applied():
         size = max(3.6, 0.62 * len(layers))
         page = style.canvas(2 * size + 2.6, size + 0.6, title=title, command=command)
@@ -100,17 +102,10 @@ def layer_map(grid: Sequence[Row], path: Path, *, command: str) -> list[Path]:
             axis.set_xticks(range(len(layers)), [str(layer) for layer in layers])
             axis.set_yticks(range(len(layers)), [str(layer) for layer in layers])
         axes[0].set_ylabel("intermediate verifier L_i (layers)")
-        shades = mapped(norm)
+        shades = ScalarMappable(norm, SHADES)
         page.body.colorbar(shades, ax=list(axes), label="modelled speed / speed of AR (×)", shrink=0.85)
         style.legend_below(page, [Patch(facecolor="none", edgecolor="#d62728", linewidth=2, label="fastest")])
         return style.save(page, path)
-
-
-def mapped(norm: Normalize) -> Any:
-    """What a colour bar is drawn of."""
-    from matplotlib.cm import ScalarMappable
-
-    return ScalarMappable(norm, SHADES)
 
 
 def _cell(axis: Axes, layers: Sequence[int], row: Row, said: Row, norm: Normalize, fastest: bool) -> None:
@@ -145,7 +140,8 @@ def buffer_curve(rows: Sequence[Row], path: Path, *, command: str, measured: Seq
             for axis, values in ((left, speeds), (right, 100 * speeds / speeds.max())):
                 axis.plot(sizes, values, color=color, linestyle=dash, marker=marker, markersize=4, linewidth=1.4)
         for row in measured:
-            left.plot(row["n_i"], row["ratio_to_ar"], color=style.INK, marker="*", markersize=11, linestyle="none")
+            color = dict(zip(drafts, looks, strict=False)).get(row["n_d"], looks[0])[0]
+            left.plot(row["n_i"], row["ratio_to_ar"], color=color, markeredgecolor=style.INK, marker="*", markersize=12)
         color, dash, marker = looks[-1]
         best = max(PUBLISHED_BUFFERS.values())
         right.plot(list(PUBLISHED_BUFFERS), [100 * v / best for v in PUBLISHED_BUFFERS.values()], color=color,
@@ -160,9 +156,8 @@ def buffer_curve(rows: Sequence[Row], path: Path, *, command: str, measured: Seq
         names = [*(f"N_d = {n}" for n in drafts), "published: Llama3-8B, N_d = 2"]
         handles = style.line_handles(names, looks)
         if measured:
-            handles.append(
-                Line2D([], [], color=style.INK, marker="*", markersize=10, linestyle="none", label="measured")
-            )
+            star = Line2D([], [], color="white", markeredgecolor=style.INK, marker="*", markersize=11, label="measured")
+            handles.append(star)
         style.legend_below(page, handles)
         return style.save(page, path)
 
@@ -174,18 +169,16 @@ def pays_map(maps: Sequence[Row], path: Path, *, command: str) -> list[Path]:
         maps: of `pacer.evaluation.cascade.theory.where_it_pays`.
     """
     _some(maps, path, "give at least one set of prices")
-    values = np.array([m["over_same"] for m in maps])
-    levels = np.unique(np.round(np.linspace(max(0.5, values.min()), values.max(), 9), 2))
-    if len(levels) < 2:
-        levels = np.array([levels[0], levels[0] + 0.01])
-    title = "Where does HiSpec pay? Its speed over the best LayerSkip from the same draft exit (independent coins)"
+    shades = colormaps[SHADES]
+    norm = BoundaryNorm(GAINS, shades.N, extend="both")
+    title = "Where does HiSpec pay? Modelled, acceptance by independent coins"
     with style.applied():
         page = style.canvas(max(6.8, 1.4 + 4.3 * len(maps)), 4.8, title=title, command=command)
         axes = page.body.subplots(1, len(maps), sharey=True, squeeze=False)[0]
         for axis, found in zip(axes, maps, strict=True):
             x, y = 100 * np.array(found["accept_i"]), 100 * np.array(found["accept_f"])
             z = np.array(found["over_same"]).T  # rows of a picture are its y
-            shades = axis.contourf(x, y, z, levels=levels, cmap=SHADES, extend="both")
+            axis.contourf(x, y, z, levels=GAINS, cmap=shades, norm=norm, extend="both")
             _line(axis, x, y, z, "-")
             _line(axis, x, y, np.array(found["over_best"]).T, "--")
             for point in found["points"]:
@@ -194,12 +187,13 @@ def pays_map(maps: Sequence[Row], path: Path, *, command: str) -> list[Path]:
             axis.set(title=f"{style.broken(found['name'], 44)}\n{exits}", xlim=(0, 100), ylim=(0, 100),
                      xlabel="draft token accepted by L_i (%)")  # fmt: skip
         axes[0].set_ylabel("buffered token accepted by the model (%)")
-        page.body.colorbar(shades, ax=list(axes), label="speed / speed of LayerSkip (×)")
+        bar = ScalarMappable(norm, shades)
+        page.body.colorbar(bar, ax=list(axes), label="HiSpec / best LayerSkip from the same draft exit (×)")
         dots = [
             Line2D([], [], color="white", markeredgecolor=style.INK, marker=marker, linestyle="none", label=name)
             for marker, name in (("o", "measured here"), ("D", "published"))
         ]
-        borders: dict[str, Any] = {"1: beyond it HiSpec pays": "-", "1 over LayerSkip from L_d or L_i": "--"}
+        borders: dict[str, Any] = {"as fast as LayerSkip from L_d": "-", "as the better of L_d and L_i": "--"}
         edges = [Line2D([], [], color=style.INK, linewidth=1.8, linestyle=d, label=name) for name, d in borders.items()]
         handles = [*dots, *edges]
         style.legend_below(page, handles)

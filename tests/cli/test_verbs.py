@@ -11,6 +11,7 @@ import pytest
 
 from pacer import doctor, evaluate, fetch, generate, label, profile, train
 from pacer.evaluation.metrics import evaluate_trace, load_trace
+from pacer.models.exits import RECORD
 from pacer.resources import resource
 from tests.folders import tiny_folder
 
@@ -49,7 +50,8 @@ def test_every_experiment_trains_one_step(home: Path, experiment: str, capsys: p
     out = capsys.readouterr().out
     saved = Path(out.strip().splitlines()[-1].removeprefix("saved in "))
     assert (saved / "model.safetensors").is_file() and (saved / "README.md").is_file()
-    assert json.loads((saved / "config.json").read_text())["steps"] == 1
+    record = saved / RECORD if experiment == "exits/layerskip" else saved / "config.json"
+    assert json.loads(record.read_text())["steps"] == 1
 
 
 @pytest.mark.parametrize(("experiment", "kinds"), [("draft/smollm2", ["corpus"]), ("pacer/demo", ["corpus", "labels"])])

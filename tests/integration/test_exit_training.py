@@ -112,8 +112,7 @@ def test_a_step_is_the_weighted_mean_of_places_and_exits(
     kl_weight: float, ids: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Place by place from the whole model's own logits; and the same in chunks of any size (T93)."""
-    batch = collate_ids(texts()[0][:4], 0.15)
-    found = []
+    batch, found = collate_ids(texts()[0][:4], 0.15), list[list[Any]]()
     for size in (2**25, 7 * VOCAB):
         monkeypatch.setattr(data, "LOGITS", size)
         module = make_module(ids, weights=(1.0, 3.0), kl_weight=kl_weight)

@@ -28,16 +28,16 @@ from tests.tiny import generate, make_decoder, make_preverifier, near, plain_gre
 NEW = 16
 PROMPTS = prompts([5, 14, 8, 1])
 TARGET, DRAFT, EARLY = tiny_stack(layers=2), Stack(near(tiny_model(layers=2))), Stack(early_model())
-MODULE = make_preverifier(DRAFT)
+MODULE, EXITS, ADAPTER = make_preverifier(DRAFT), heads(EARLY), heads(EARLY, (2,), "adapter")
 
 METHODS: dict[str, Callable[[], Decoder]] = {
     "ar": lambda: make_decoder(TARGET),
     "sd gamma=1": lambda: make_decoder(TARGET, DRAFT, Fixed(1)),
     "sd gamma=6": lambda: make_decoder(TARGET, DRAFT, Fixed(6)),
     "pacer": lambda: make_decoder(TARGET, DRAFT, PreverifierRule(MODULE, b=2, t0=0.3, rho=1.2, gamma_max=7)),
-    "hispec": lambda: self_speculative(EARLY, heads(EARLY)),
-    "hispec, rows that are ready": lambda: self_speculative(EARLY, heads(EARLY), share=0.01),
-    "kangaroo": lambda: self_speculative(EARLY, heads(EARLY, (2,), "adapter"), Fixed(3), rules=()),
+    "hispec": lambda: self_speculative(EARLY, EXITS),
+    "hispec, rows that are ready": lambda: self_speculative(EARLY, EXITS, share=0.01),
+    "kangaroo": lambda: self_speculative(EARLY, ADAPTER, Fixed(3), rules=()),
 }
 
 

@@ -49,7 +49,7 @@ METHODS: dict[str, Make] = {
     "adadecode": lambda: confident(TARGET, HEADS, 0.12),
     "adadecode, always sure": lambda: confident(TARGET, HEADS, 0.0),
     "adadecode, never sure": lambda: confident(TARGET, HEADS, 1.0),
-    "adadecode, adapters": lambda: confident(TARGET, ADAPTERS, 0.4, 3),
+    "adadecode, adapters": lambda: confident(TARGET, ADAPTERS, 0.1, 3),
 }
 
 

@@ -76,7 +76,7 @@ class Preverified(BufferRule):
     def judge(self, rows: Sequence[Row], numbers: Sequence[int], buffered: list[int], fresh: list[int]) -> Stops:
         assert self.record is not None
         total = len(self._asked)
-        ends, bases = [0] * total, [0] * total
+        ends, bases = [0] * total, [1] * total
         for row, i, have in zip(rows, numbers, buffered, strict=True):
             ends[i], bases[i] = len(row.committed), len(row.committed) - have
         scores = self.rule.read(self.record, ends, bases).tolist()

@@ -128,7 +128,7 @@ def best_hispec(exits: tuple[int, int], accept_i: float, accept_f: Floats, price
 
 
 def where_it_pays(
-    exits: tuple[int, int], prices: Prices, name: str, points: Sequence[Point] = (), steps: int = 25
+    exits: tuple[int, int], prices: Prices, name: str, points: Sequence[Point] = (), steps: int = 41
 ) -> dict[str, Any]:
     """The map over both chances, every setting tuned at every place, as plain data.
 
@@ -136,7 +136,7 @@ def where_it_pays(
         ``accept_i (A,)``, ``accept_f (B,)``; ``over_same (A, B)``: HiSpec over the best LayerSkip from the same draft
         exit; ``over_best``: over the better of that and LayerSkip from L_i; ``over_ar``; the points, with the same.
     """
-    grid = np.linspace(0.02, 0.98, steps)
+    grid = np.linspace(0, 1, steps)
 
     def values(accept_i: float, accept_f: Floats, direct: Floats) -> tuple[Floats, Floats, Floats]:
         mine = best_hispec(exits, accept_i, accept_f, prices)
