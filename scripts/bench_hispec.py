@@ -120,7 +120,8 @@ def report(found: Mapping[str, Any], path: str) -> int:
     """Print; the exit code."""
     print()
     for arm, (value, low, high) in found["over_ar"].items():
-        said = "–" if value is None else f"{value:.3f} × AR [{low:.3f}, {high:.3f}]"
+        said = "–" if value is None else f"{value:.3f} × AR"
+        said += "" if low is None else f" [{low:.3f}, {high:.3f}]"
         print(f"{arm:48} {said}{'   slower than AR' if arm in found['slower_than_ar'] else ''}")
     value = found["over_layerskip"]["value"]
     ok = value is not None and value >= LEAST

@@ -25,8 +25,10 @@ from pacer.evaluation.replay.search import families
 from pacer.evaluation.replay.stage import text_table
 from pacer.evaluation.replay.table import join
 from pacer.evaluation.runner import load_benchmarks, make_requests
+from pacer.progress import progress
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build
+from pacer.stopping import check_stop
 from scripts.bench_main import medians, ratio
 
 PAIRS = ("smollm2", "skip")
@@ -60,7 +62,11 @@ def oracle(models: Models, settings: Settings, lines: Any, points: Sequence[Poin
     budget = settings.benchmark.max_new_tokens
     benchmarks = load_benchmarks(settings.benchmark, settings.paths.data_dir)
     requests = {b.name: {r.id: r for r in make_requests(b.prompts, models, budget)} for b in benchmarks}
-    table = join([text_table(models, text, budget, 16, 8) for text in ar_texts(lines, requests)])
+    tables = []
+    for text in progress(ar_texts(lines, requests), "oracle", "text"):
+        tables.append(text_table(models, text, budget, 16, 8))
+        check_stop()
+    table = join(tables)
     prices = from_points(points, float(table.start.mean()), settings.costs.rest)
     return {family: float(prices.ratio(pool.usage).max()) for family, pool in families(table, prices).items()}
 

@@ -118,6 +118,12 @@ class Ladder:
         slots = torch.where(steps < table[2, :, None], table[1, :, None] + steps, kept.shape[1] - 1)
         kept[table[0, :, None], slots] = states
 
+    def release(self, row: int) -> None:
+        """Empty a row for another text, on every rung."""
+        for lane in [*self.lanes, *self.adapters]:
+            if lane is not None:
+                lane.release(row)
+
     def adopt(self, row: int, other: int, length: int) -> None:
         """The empty ``row`` begins with the first ``length`` tokens of ``other`` on every rung."""
         for lane in [*self.lanes, *self.adapters]:
@@ -165,6 +171,11 @@ class Rung:
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget all beyond ``lengths`` here and below."""
         self.ladder.truncate(self.k, lengths)
+
+    def release(self, row: int) -> None:
+        """The whole ladder, by its top, as :meth:`reset`."""
+        if self.k == len(self.ladder.rungs) - 1:
+            self.ladder.release(row)
 
     def adopt(self, row: int, other: int, length: int) -> None:
         """:meth:`Ladder.adopt`."""

@@ -128,7 +128,7 @@ class Decoder:
 
     def _admit(self, index: int, row: Row) -> None:
         """Another request takes the row of one that has ended."""
-        self.reader.truncate([0 if i == index else KEEP for i in range(len(self.reader.lengths))])
+        self.reader.release(index)
         self._note(index, row)
         if self.proposer is not None:
             self.proposer.admit(index, row)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from pacer.errors import UnsupportedError
-from pacer.models.cache import ContiguousCache
 from pacer.models.copying import Copied
 from pacer.models.exits import ExitHead
 from pacer.models.stack import Stack
@@ -56,6 +55,3 @@ class ExitStack(Stack):
     def readout(self, states: Tensor, copied: Copied | None = None) -> Tensor:
         """What the exit reads out: ``(…, H)`` → ``(…, V)``."""
         return self.exit.readout(states)
-
-    def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None) -> ContiguousCache:
-        return super().new_cache(rows, capacity, a, self.n_layers if b is None else b)

@@ -300,10 +300,13 @@ def test_figures_by_hand() -> None:
 
 
 def test_plain_decoding_costs_one() -> None:
-    of = table([[[True, False] * 20]], [True])
-    for token, head in itertools.product((0.0, 0.2), (0.0, 0.3)):
-        prices = costs.synthetic(L, [1], head=head, token=token, rest=0.5)
-        assert prices.ratio(Cascade((1,), (0,)), usage(of, Cascade((1,), (0,)))) == pytest.approx(1)
+    of, plain = table([[[True, False] * 20]], [True], exits=(2,)), Cascade((2,), (0,))
+    for prices in (costs.synthetic(L, [2], head=0.3, token=0.2, rest=0.5), costs.from_points(points(), rest=0.5)):
+        assert prices.ratio(plain, usage(of, plain)) == pytest.approx(1)
+        assert theory.speed(plain, (0.5,), prices) == pytest.approx(1)
+    prices = costs.synthetic(L, [2], head=0.3)
+    whole = prices.group(0, L)[1] + prices.heads[L][1]
+    assert whole == pytest.approx(1) and prices.group(0, 2)[1] + prices.group(2, L)[1] == pytest.approx(0.7)
 
 
 def test_a_round_by_hand() -> None:

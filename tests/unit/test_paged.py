@@ -163,11 +163,22 @@ def test_what_a_row_leaves_behind_does_not_reach_the_next(block: int | None) -> 
 
 
 def test_a_copied_block_brings_only_the_tokens_that_are_shared() -> None:
+    """What the other row wrote behind them is not this row's, and may be NaN."""
     cache = _paged(block=4)
-    _append(cache, [[1.0, 2.0, math.nan], [], [5.0]], [0, 0, 0])
+    _append(cache, [[1.0, 2.0, math.nan, math.nan], [], [5.0]], [0, 0, 0])
     cache.share(1, 0, 2)
-    read = _append(cache, [[6.0], [7.0, 8.0, 9.0, 10.0]], [3, 2, 1], [1, 2])
+    read = _append(cache, [[6.0], [7.0, 8.0, 9.0, 10.0]], [4, 2, 1], [1, 2])
     _check(read, [[1, 2, 6], [5, 7, 8, 9, 10]])
+
+
+def test_a_write_without_a_block_of_its_own_goes_nowhere() -> None:
+    """Behind the end of a short row, at a place that a longer one has."""
+    cache = _paged(block=4)
+    _append(cache, [[1.0] * 6, [2.0]], [0, 0, 0])
+    cache.at(torch.tensor([[5], [5]]), 6)
+    read = [cache.update(*_entries([[3.0], [9.0]], layer), layer) for layer in LAYERS]
+    _check(read, [[1, 1, 1, 1, 1, 3], [2]])
+    _check_blocks(cache, [6, 1, 0])
 
 
 def test_a_pool_grows_by_doubling_and_keeps_what_it_holds() -> None:

@@ -58,12 +58,14 @@ class Preverified(BufferRule):
         assert self.record is not None
         self.record.hear(ids, states, starts, counts, rows)
 
-    def saw(self, rows: Sequence[Row], numbers: Sequence[int], logits: Tensor, emitted: list[list[int]]) -> None:
+    def saw(
+        self, rows: Sequence[Row], numbers: Sequence[int], logits: Tensor, emitted: Sequence[Sequence[int]]
+    ) -> None:
         """Note the new tokens, and what the exit says of them."""
         record = self.record
         assert record is not None
         for j, (row, i, new) in enumerate(zip(rows, numbers, emitted, strict=True)):
-            ids = torch.tensor(new, device=logits.device)
+            ids = torch.tensor(list(new), device=logits.device)
             first = len(row.committed) - len(new)
             places = torch.arange(first, first + len(new), device=logits.device)
             record.ids[i, places] = ids
@@ -73,7 +75,9 @@ class Preverified(BufferRule):
             for own, value in zip((record.logprob, record.entropy, record.margin), said, strict=True):
                 own[i, places] = value
 
-    def judge(self, rows: Sequence[Row], numbers: Sequence[int], buffered: list[int], fresh: list[int]) -> Stops:
+    def judge(
+        self, rows: Sequence[Row], numbers: Sequence[int], buffered: Sequence[int], fresh: Sequence[int]
+    ) -> Stops:
         assert self.record is not None
         total = len(self._asked)
         ends, bases = [0] * total, [1] * total

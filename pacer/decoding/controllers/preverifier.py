@@ -78,7 +78,7 @@ class PreverifierRule(Controller):
         self.lane.reset(len(rows), capacity + 1)
 
     def admit(self, index: int) -> None:
-        self.lane.lengths[index] = 0
+        self.lane.release(index)
 
     def prefill(self, record: Record | None, rows: Sequence[Row], read: Sequence[bool]) -> None:
         if self.module.sees_prefix:

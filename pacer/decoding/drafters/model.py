@@ -69,7 +69,7 @@ class ModelDrafter:
 
     def admit(self, index: int) -> None:
         """Another request takes a row."""
-        self.lane.lengths[index] = 0
+        self.lane.release(index)
 
     def able(self, offset: int, open_rows: list[bool]) -> list[bool] | None:
         """Which open rows a token will be drawn for at place ``offset``; None: all of them."""

@@ -57,7 +57,9 @@ class Prices:
         return np.stack([self.group(a, b) for a, b in pairwise(depths)]), np.stack([self.heads[d] for d in depths[1:]])
 
     def cost(self, cascade: Cascade, used: Usage) -> Floats:
-        """Units that each text takes ``(T,)``; plain decoding takes one per token."""
+        """Units that each text takes ``(T,)``; plain decoding, N_1 = 0, takes one per token."""
+        if cascade.buffers[0] == 0:
+            return used.emitted.astype(np.float64)
         groups, heads = self.tables(cascade)
         drafted = used.reads[:, 0, 1]
         passes = used.passes.copy()

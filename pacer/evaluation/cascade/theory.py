@@ -53,15 +53,17 @@ def gathered(cascade: Cascade, accept: Sequence[float], prices: Prices) -> tuple
     Args:
         accept: of each intermediate stage: one chance less than there are exits.
     """
-    groups, heads = prices.tables(cascade)
     length = np.zeros(cascade.buffers[0] + 1)
     length[-1] = 1.0
+    if cascade.buffers[0] == 0:
+        return length, 1.0  # plain decoding
+    groups, heads = prices.tables(cascade)
     cost = cascade.buffers[0] * prices.drafts[cascade.exits[0]]
     for number in range(1, len(groups)):
         last = number == len(cascade.exits) or cascade.bonus  # is the last token read too?
         widths = np.minimum(np.arange(len(length)), WIDTHS - 2)
         cost += float(length @ (groups[number][widths + last] + heads[number][widths + 1]))
-        cost += last * float(groups[:number, 1].sum()) + prices.rest * float(1 - length[0])
+        cost += last * float(groups[:number, 1].sum()) + prices.rest
         if number < len(cascade.exits):
             gain = _gained(length, accept[number - 1], cascade.bonus)
             length, rounds = _filled(gain, cascade.buffers[number])
