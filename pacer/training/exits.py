@@ -1,8 +1,8 @@
 """Exits learn what the whole model says: one forward of the model per batch serves all of them.
 
-The model is run rung by rung, from exit to exit and on to its last layer, whose predictions (its top k ids, taken on
-the fly) are what every exit learns from. Its own choice is the label at every place, inside prompts too, so no text
-needs to be its own; on its own greedy texts both are the same.
+The model is run rung by rung, from exit to exit. Exits learn the next token of its own greedy texts, which is its
+choice; with ``trainer.kl_weight`` the pass goes on to the last layer, whose predictions (its top k ids, taken on the
+fly) they learn too, with its own choice as the label at every place, inside prompts too.
 
 An exit is judged by greedy agreement with the model's final choice on output tokens, and by how many tokens of a draft
 would be accepted on average: the leading run of agreements from each place, summed over places and divided once.
@@ -182,9 +182,7 @@ class ExitModule(JudgedExits):
     def training_step(self, batch: dict[str, Any], index: int) -> Tensor:
         ids, used = batch["ids"], batch["weights"] > 0
         at = used.nonzero(as_tuple=True)
-        states = rung_states(self.target, ids, [*self.exits, self.target.n_layers])
-        said = read_out(self.target, states[self.target.n_layers][at], self.settings.teacher_top_k)
-        rows = self.head_of[said.ids]
+        rows, states, teacher = self._labels(ids, at)
         weights = batch["weights"][at]
         if not self.settings.kl_weight:  # else predictions are learnt from where the heads lack the label, too
             weights = weights * (rows[:, 0] != IGNORE)
@@ -196,20 +194,32 @@ class ExitModule(JudgedExits):
         total = torch.zeros((), device=ids.device)
         for share, (layer, head) in zip(self.shares, self.exits.items(), strict=True):
             own = head.adapted(states[layer], *places_of(ids))[at]
-            losses = chunked(self._losses(head), logit_rows(len(head.head.weight)), own, rows, said.logprobs, said.rest)
+            losses = chunked(self._losses(head), logit_rows(len(head.head.weight)), own, rows, *teacher)
             loss = (losses * weights).sum() / weights.sum()
             self.log(f"train/loss_{layer}", loss)
             total = total + share * loss
         self.log("train/loss", total, prog_bar=True)
         return total
 
+    def _labels(self, ids: Tensor, at: tuple[Tensor, ...]) -> tuple[Tensor, dict[int, Tensor], tuple[Tensor, ...]]:
+        """Labels of the places ``at`` as rows of the heads ``(N, k)``, the exits' states, the predictions' masses.
+
+        Without divergence from the model's predictions its upper layers are not run: the next token of its own greedy
+        text is its choice.
+        """
+        if not self.settings.kl_weight:
+            return self.head_of[ids.roll(-1, 1)[at]][:, None], rung_states(self.target, ids, self.exits), ()
+        depths = [*self.exits, self.target.n_layers]
+        states = rung_states(self.target, ids, depths)
+        said = read_out(self.target, states[self.target.n_layers][at], self.settings.teacher_top_k)
+        return self.head_of[said.ids], states, (said.logprobs, said.rest)
+
     def _losses(self, head: ExitHead) -> Callable[..., Tensor]:
         """What an exit's states ``(N, H)`` lose against predictions ``(N, k)``: ``(N,)``."""
         weight = self.settings.kl_weight
 
-        def losses(states: Tensor, rows: Tensor, logprobs: Tensor, rest: Tensor) -> Tensor:
-            teacher = (rows, logprobs, rest) if weight else None
-            return token_losses(head.readout(states).float(), rows[:, 0], teacher, weight)
+        def losses(states: Tensor, rows: Tensor, *teacher: Tensor) -> Tensor:
+            return token_losses(head.readout(states).float(), rows[:, 0], (rows, *teacher) if teacher else None, weight)
 
         return losses
 
