@@ -91,8 +91,8 @@ def trained(settings: Settings, models: Models, folder: Path) -> tuple[dict[int,
 
 def promised(table: ExitTable, models: Models, heads: dict[int, ExitHead], rest: float) -> dict[str, Any]:
     """Modelled speed over AR of both families' best settings, chosen on one half of the texts, judged on the other."""
-    points = profile_rungs(models.target, table.layers, heads, widths=(1, 2, 3, 5, 9, 17), repeats=5)
-    prices, half = from_points(points, rest), np.arange(len(table.ids)) % 2 == 0
+    prices = from_points(profile_rungs(models.target, table.layers, heads), rest)
+    half = np.arange(len(table.ids)) % 2 == 0
     tuning, report = (table.only(half), table.only(~half)) if len(half) > 1 else (table, None)
     rows = [row for row in chosen(tuning, prices, report) if row["benchmark"] == "all"]
     keys = ("arm", "ratio_to_ar", "tokens_per_verify", "acceptance", "layer_tokens", "tried")
@@ -150,12 +150,15 @@ def report(rows: Sequence[dict[str, Any]], speeds: dict[str, Any], path: Path) -
     for kind, is_reached in reached.items():
         said = f"{mean[kind]:.3f}, untrained {mean['shared']:.3f}"
         print(f"{'reached' if is_reached else 'NOT reached':12} mean agreement with {kind} heads: {said}")
-    short = [
-        {key: row[key] for key in ("kind", "layer", "agreement", "expected_accepted", "minutes", "tokens")}
-        for row in rows
-    ]
-    modelled = {kind: {f: both[f] for f in ("layerskip", "hispec") if f in both} for kind, both in speeds.items()}
-    print(json.dumps({"rows": short, "modelled": modelled, "written": str(path), "ok": all(reached.values())}))
+    by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in kinds}
+    line = {
+        **{what: {kind: {row["layer"]: round(row[what], 4) for row in own} for kind, own in by_kind.items()}
+           for what in ("agreement", "expected_accepted")},
+        "training": {kind: {key: own[0][key] for key in ("minutes", "tokens")} for kind, own in by_kind.items()},
+        "modelled": {kind: {f: both[f] for f in ("layerskip", "hispec") if f in both} for kind, both in speeds.items()},
+        "written": str(path), "ok": all(reached.values()),
+    }  # fmt: skip
+    print(json.dumps(line))
     return 0 if all(reached.values()) else 1
 
 

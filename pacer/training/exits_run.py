@@ -52,7 +52,7 @@ def train_exits(
     """
     ids = reduced_ids((t.prompt_ids + t.output_ids for t in texts), exits.head_size, always, target.vocab_size)
     size = target.vocab_size if ids is None else len(ids)
-    if trainer.teacher_top_k >= size:
+    if trainer.kl_weight and trainer.teacher_top_k >= size:
         allowed = f"less than the heads' {size} ids"
         raise ConfigError("trainer.teacher_top_k", value=trainer.teacher_top_k, allowed=allowed)
     torch.manual_seed(trainer.seed)
@@ -89,11 +89,10 @@ def card(exits: ExitSettings, extra: dict[str, Any]) -> str:
     if exits.kind == "adapter" and exits.attention_only:
         kind = kind.replace("decoder layer", "decoder layer without MLP")
     trainer = extra["trainer"]
-    how = (
-        f"Taught by the model's own final predictions (its top {trainer['teacher_top_k']} ids; divergence "
-        f"{trainer['kl_weight']:g}, its choice {1 - trainer['kl_weight']:g} of the loss) on {extra['texts']} of its "
-        f"greedy texts ({extra['tokens']} tokens), {extra['steps']} optimiser steps.\n\n"
-    )
+    how = f"Taught by {extra['texts']} of the model's greedy texts ({extra['tokens']} tokens)"
+    if share := trainer["kl_weight"]:
+        how += f" and its predictions for them (its top {trainer['teacher_top_k']} ids; {share:g} of the loss)"
+    how += f", {extra['steps']} optimiser steps.\n\n"
     return (
         f"# Exits after {', '.join(map(str, exits.layers))} layers\n\n"
         f"Each exit: {kind}; {extra['head_size']} ids. The model stays as it is, and none of it is in the file.\n\n"

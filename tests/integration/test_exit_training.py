@@ -23,7 +23,7 @@ from pacer.data.corpus import Text
 from pacer.decoding.lane import Lane
 from pacer.errors import ConfigError, MismatchError, PacerError
 from pacer.exit_stage import exit_heads, exits_checkpoint, layerskip_checkpoint
-from pacer.models.exits import RECORD, load_exits, make_exits, shared_exits
+from pacer.models.exits import RECORD, ExitHead, load_exits, make_exits, shared_exits
 from pacer.models.sources import check_folder, load_model, load_tokenizer
 from pacer.models.stack import Stack
 from pacer.settings import (
@@ -86,9 +86,11 @@ def test_batches_weigh_what_is_predicted() -> None:
         collate_ids([Text("empty", "t", [1, 2], [], True)], 0.15)
 
 
-def test_one_pass_of_the_model_serves_all_exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every layer runs once per batch, whatever the number of exits, and nothing of the model is trained."""
-    module, calls, real = make_module(kind="adapter"), list[tuple[int, int]](), Stack.run
+@pytest.mark.parametrize("kl_weight", [0.0, 0.5])
+def test_one_pass_of_the_model_serves_all_exits(kl_weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer runs once per batch, whatever the number of exits, those above the last exit only for predictions;
+    and nothing of the model is trained."""
+    module, calls, real = make_module(kind="adapter", kl_weight=kl_weight), list[tuple[int, int]](), Stack.run
     learn, check = collate_ids(texts()[0][:3], 0.15), collate_ids(texts()[1][:3], 0.0)
 
     def run(self: Stack, x: Tensor, a: int, b: int, *rest: Any) -> Tensor:
@@ -97,7 +99,7 @@ def test_one_pass_of_the_model_serves_all_exits(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Stack, "run", run)
     module.training_step(learn, 1).backward()
-    assert calls == [(0, 1), (1, 2), (2, 3)]
+    assert calls == [(0, 1), (1, 2), (2, 3)][: 3 if kl_weight else 2]
     calls.clear()
     module.validation_step(check, 0)
     assert calls == [(0, 1), (1, 2), (2, 3)]
@@ -111,7 +113,7 @@ def test_one_pass_of_the_model_serves_all_exits(monkeypatch: pytest.MonkeyPatch)
 def test_a_step_is_the_weighted_mean_of_places_and_exits(
     kl_weight: float, ids: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Place by place from the whole model's own logits; and the same in chunks of any size (T93)."""
+    """Place by place from the whole model's own logits, or from the text alone; and in chunks of any size (T93)."""
     batch, found = collate_ids(texts()[0][:4], 0.15), list[list[Any]]()
     for size in (2**25, 7 * VOCAB):
         monkeypatch.setattr(data, "LOGITS", size)
@@ -139,6 +141,8 @@ def test_a_step_is_the_weighted_mean_of_places_and_exits(
                 top = said[place].topk(K)
                 left = said[place].scatter(0, top.indices, -torch.inf).logsumexp(0)
                 rows = head_of[top.indices][None]
+                if kl_weight == 0:
+                    rows = head_of[path(text)[place + 1]][None, None]
                 if kl_weight == 0 and rows[0, 0] == IGNORE:
                     continue
                 teacher = (rows, top.values[None], left[None]) if kl_weight else None
@@ -148,12 +152,30 @@ def test_a_step_is_the_weighted_mean_of_places_and_exits(
     assert float(found[0][0]) == pytest.approx(total, rel=1e-4)
 
 
+def test_no_more_rows_of_logits_are_held_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T93: of the model's whole vocabulary and of the heads', in training and in validation."""
+    batch, module = collate_ids(texts()[0][:3], 1.0), make_module(None)
+    sizes: list[int] = []
+    for kind in (Stack, ExitHead):
+        real = kind.readout
+
+        def readout(self: Any, states: Tensor, *rest: Any, real: Callable[..., Tensor] = real) -> Tensor:
+            sizes.append(len(states))
+            return real(self, states, *rest)
+
+        monkeypatch.setattr(kind, "readout", readout)
+    monkeypatch.setattr(data, "LOGITS", 7 * VOCAB)
+    module.training_step(batch, 1)
+    trained, places = len(sizes), int((batch["weights"] > 0).sum())
+    module.validation_step(batch, 0)
+    assert max(sizes) == 7 and sum(sizes[:trained]) == sum(sizes[trained:]) == 3 * places
+
+
 def test_a_batch_without_supervised_tokens_is_named() -> None:
-    """T84: the model's choices are none of the heads' ids; with a divergence that, too, is learnt from."""
+    """T84: the text's tokens are none of the heads' ids; that the model's predictions are not, is learnt from."""
     batch = collate_ids([Text("odd", "t", [1, 2], [3], True)], 0.0)
-    said = rung_states(target(), batch["ids"], [3])[3]
-    choice = int(target().readout(said)[0, 1].argmax())
-    others = torch.tensor([i for i in range(VOCAB) if i != choice])
+    said = int(target().readout(rung_states(target(), batch["ids"], [3])[3])[0, 1].argmax())
+    others = torch.tensor([i for i in range(VOCAB) if i not in (3, said)])
     with pytest.raises(PacerError, match=r"a batch without supervised tokens: 'odd'; raise model\.exits\.head_size"):
         make_module(others, kl_weight=0.0).training_step(batch, 1)
     assert make_module(others, kl_weight=0.5).training_step(batch, 1) > 0
@@ -186,7 +208,7 @@ def test_exits_learn(kind: str, gain: float, left: float, kl_weight: float) -> N
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     for rows in token_batches([len(path(t)) for t in learn], 400, seed=0, epochs=8):
         optimizer.zero_grad()
-        module.training_step(collate_ids([learn[i] for i in rows], 1.0), 1).backward()
+        module.training_step(collate_ids([learn[i] for i in rows], 0.15), 1).backward()
         optimizer.step()
     after = figures()
     assert after["loss"] < left * before["loss"]

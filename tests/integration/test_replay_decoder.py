@@ -105,12 +105,12 @@ class Counted(PreverifierRule):
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__(*args, **values)
-        self.read: list[int] = []
+        self.entries: list[int] = []
 
     def ask(self, *args: Any) -> Any:
         before = list(self.lane.lengths)
         answer = super().ask(*args)
-        self.read += [after - had for after, had in zip(self.lane.lengths, before, strict=True)]
+        self.entries += [after - had for after, had in zip(self.lane.lengths, before, strict=True)]
         return answer
 
 
@@ -134,7 +134,7 @@ def test_pacer(values: dict[str, Any], attention: str) -> None:
     assert replayed(table, plan) == wanted and not plan.open.any()
     assert len({drafted for rounds in wanted.values() for _, drafted, _, _ in rounds}) > 1
     passes = usage(table, plan).passes.sum(0)[2]
-    assert passes.tolist() == np.bincount(controller.read, minlength=len(passes)).tolist()
+    assert passes.tolist() == np.bincount(controller.entries, minlength=len(passes)).tolist()
     assert passes.sum() > 10
 
 
