@@ -131,6 +131,8 @@ def layerskip_checkpoint(settings: Settings) -> Path:
             masters, texts, held_out, exits, settings.layerskip, trainer, settings.logger, stage.folder,
             command=stages.command_line(),
         )  # fmt: skip
+        for name in ("last.ckpt", "best.ckpt"):  # as large as the model, which is saved
+            (stage.folder / name).unlink(missing_ok=True)
 
     return _made(settings, models, "layerskip", key, train) / "model"
 

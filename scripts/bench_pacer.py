@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def profiled(models: Models, context: int) -> list[Point]:
     return profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=6))
 
 
+def kept(path: Path, when: str, models: Models) -> list[Point]:
+    """The profile made ``when`` (before or after the measurement): what the oracle takes must not make it anew."""
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    if when not in found:
+        found[when] = [asdict(point) for point in profiled(models, 256)]
+        write_json(path, found)
+    return [Point(**point) for point in found[when]]
+
+
 def oracle(models: Models, settings: Settings, lines: Any, points: Sequence[Point]) -> dict[str, float]:
     """Predicted speed over AR, on AR's texts of the measured prompts: the oracle and each rule's best in hindsight."""
     budget = settings.benchmark.max_new_tokens
@@ -81,9 +91,9 @@ def measure_pair(pair: str, words: Sequence[str]) -> dict[str, Any]:
     settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
     folder = run_folder(settings, "evaluate")
     models = build(settings, [method_settings("pacer")])
-    points = profiled(models, 256)
+    points = kept(folder / "profiles.json", "before", models)
     with_settings(evaluate.main)(settings)
-    points += profiled(models, 256)
+    points += kept(folder / "profiles.json", "after", models)
     lines = load_trace(folder / "trace.jsonl")
     results = json.loads((folder / "results.json").read_text())
     rows = {(row["arm"], row["benchmark"]): row for row in results["rows"]}

@@ -5,15 +5,29 @@ So that all that works with a draft model (simulated rounds, records, pre-verifi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from pacer.errors import UnsupportedError
+from pacer.models.cache import Cache
 from pacer.models.copying import Copied
 from pacer.models.exits import ExitHead
 from pacer.models.stack import Stack
+
+
+class Both:
+    """The caches of an exit's layers and of its adapter, which read the same tokens."""
+
+    def __init__(self, model: Cache, adapter: Cache) -> None:
+        self.model, self.adapter = model, adapter
+
+    def at(self, slots: Tensor, extent: int, rows: Sequence[int] | None = None) -> Both:
+        """Set where the next forward writes, in both."""
+        self.model.at(slots, extent, rows)
+        self.adapter.at(slots, extent, rows)
+        return self
 
 
 class ExitStack(Stack):
@@ -36,18 +50,24 @@ class ExitStack(Stack):
         mask: Tensor | BlockMask | None,
         cache: Any = None,
     ) -> Tensor:
-        """Layers a … b − 1; an adapter follows where b is the exit's layer.
-
-        Raises:
-            UnsupportedError: an adapter with a cache (a ladder has a lane for it).
-        """
-        states = super().run(x, a, b, positions, mask, cache)
+        """Layers a … b − 1; an adapter follows where b is the exit's layer, with a cache of :meth:`new_cache`."""
+        both = isinstance(cache, Both)
+        states = super().run(x, a, b, positions, mask, cache.model if both else cache)
         adapter = self.exit.adapter
         if adapter is None or b != self.n_layers:
             return states
-        if cache is not None:
-            raise UnsupportedError("an exit with an adapter, read with a cache of its own", value=self.exit.kind)
-        return adapter.run(states, 0, adapter.n_layers, positions, mask)
+        states = states.to(adapter.dtype)
+        return adapter.run(states, 0, adapter.n_layers, positions, mask, cache.adapter if both else None)
+
+    def new_cache(  # type: ignore[override]  # a ladder has a lane for the adapter; only simulated rounds ask here
+        self, rows: int, capacity: int, a: int = 0, b: int | None = None, block: int | None = None
+    ) -> Cache | Both:
+        """A cache for layers a … b − 1, and for an adapter that follows them."""
+        end = self.n_layers if b is None else b
+        model = super().new_cache(rows, capacity, a, end, block)
+        if self.exit.adapter is None or end != self.n_layers:
+            return model
+        return Both(model, self.exit.adapter.new_cache(rows, capacity, block=block))
 
     def normed(self, states: Tensor) -> Tensor:
         return self.exit.norm(states)

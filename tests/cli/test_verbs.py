@@ -54,11 +54,14 @@ def test_every_experiment_trains_one_step(home: Path, experiment: str, capsys: p
     assert json.loads(record.read_text())["steps"] == 1
 
 
-@pytest.mark.parametrize(("experiment", "kinds"), [("draft/smollm2", ["corpus"]), ("pacer/demo", ["corpus", "labels"])])
+@pytest.mark.parametrize(
+    ("experiment", "kinds"),
+    [("draft/smollm2", ["corpus"]), ("exits/demo", ["corpus"]), ("pacer/demo", ["corpus", "labels"])],
+)
 def test_label_writes_what_training_reads(
     home: Path, tmp_path: Path, experiment: str, kinds: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A draft learns from the corpus alone; what is written is found by the training that follows."""
+    """A draft and exits learn from the corpus alone; what is written is found by the training that follows."""
     draft = home / "labelled" / "draft"
     if not draft.exists():
         train.main(words(home, "draft/smollm2"))

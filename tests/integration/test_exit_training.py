@@ -190,10 +190,10 @@ def test_the_share_of_supervised_tokens_is_said(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("kl_weight", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("kind", "gain", "left"), [("norm", 0.0, 0.99), ("linear", 0.03, 0.93), ("adapter", 0.03, 0.93)]
+    ("kind", "gain", "left"), [("norm", -0.01, 0.99), ("linear", 0.03, 0.93), ("adapter", 0.03, 0.93)]
 )
 def test_exits_learn(kind: str, gain: float, left: float, kl_weight: float) -> None:
-    """On unseen text; the shared exit, which all start as, is the measure."""
+    """On unseen text, from where the shared exit is; a norm alone says the same, surer."""
     learn, check = written(64, new=20), written(16, new=20, seed=9)
     judged = [collate_ids(check, 0.0)]
     torch.manual_seed(0)
@@ -526,7 +526,7 @@ def test_from_settings_to_a_tuned_model(home: Path, tmp_path: Path) -> None:
     chosen.trainer = trainer(part="layerskip", max_steps=1, kl_weight=0.0)
     folder = layerskip_checkpoint(chosen)
     state = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
-    assert layerskip_checkpoint(chosen) == folder
+    assert layerskip_checkpoint(chosen) == folder and not list(tmp_path.rglob("*.ckpt"))
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()} == state
     chosen.model.target = SourceSettings(str(folder))
     models = load_target(chosen.model, home / "cache")
