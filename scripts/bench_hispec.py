@@ -26,7 +26,6 @@ from pacer.exit_stage import exit_heads
 from pacer.reporting.cascade_plots import pays_map
 from pacer.settings import SamplingSettings, Settings
 from pacer.stages import build, command_line
-from scripts.bench_exits import settings_of
 from scripts.bench_main import ratio
 from scripts.sweep_layers import maps, profiled, table_of
 
@@ -100,11 +99,11 @@ def figures_of(arms: Mapping[str, str], results: Mapping[str, Any], groups: Any)
 
 @program
 def main(words: list[str]) -> int:
-    settings = settings_of(load_settings(words).model.exits.kind, words)
+    settings = load_settings(words)
     best, pays = tuned(settings)
     arms = arms_of(best)
     listed = ",".join(f'"{arm}"' for arm in dict.fromkeys(arms.values()))
-    measured = settings_of(settings.model.exits.kind, [*words, f"benchmark.arms=[{listed}]"])
+    measured = load_settings([*words, f"benchmark.arms=[{listed}]"])
     folder = run_folder(measured, "evaluate")
     with_settings(evaluate.main)(measured)
     results = json.loads((folder / "results.json").read_text())
