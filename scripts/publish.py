@@ -18,13 +18,15 @@ from omegaconf import OmegaConf
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
 KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "profile.json", "provenance.json",
-        "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json")  # fmt: skip
+        "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json",
+        "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:
     """Without this machine's paths: of the real data, of the checkout."""
     data = OmegaConf.load(run / "settings.yaml").paths.data_dir
-    text = text.replace(f"{ROOT}/", "")
+    for checkout in (ROOT, run.resolve().parents[3]):  # runs/<verb>/<name>/<hash> of any checkout
+        text = text.replace(f"{checkout}/", "")
     return text.replace(data, "$PACER_DATA") if data else text
 
 
