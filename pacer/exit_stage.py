@@ -45,7 +45,8 @@ def attach_judges(settings: Settings, models: Models, methods: Sequence[MethodSe
         exits = {at: ExitStack(models.target, models.exits[kind, at]) for at in (layer, by) if at is not None}
         pair = replace(models, draft=exits[layer], judge=None if by is None else exits[by])
         weights = {at: digest([w for w in exit.exit.parameters()] or [exit.norm.weight]) for at, exit in exits.items()}
-        key = stable_hash([kind, layer, by, weights, asdict(settings.model.target), settings.model.dtype])
+        # not of the dtype: what rounding changes in an exit's words is no reason to label and train anew
+        key = stable_hash([kind, layer, by, weights, asdict(settings.model.target)])
         folder = preverifier_checkpoint(own, pair, key)
         module, _ = load_preverifier(folder, models.target, exits[layer])
         models.exit_judges[kind, layer, by] = (module, tuned_values(folder))

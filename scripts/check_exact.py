@@ -32,7 +32,8 @@ MOST_NEAR_TIES = 1 / 20_000  # of the compared tokens; at least one is always al
 METHODS = (
     "ar", "sd gamma=4", "threshold", "threshold rule=product t=0.2", "threshold signal=entropy t=1.0",
     "pacer", "pacer b=3 t0=0.0 gamma_max=8", "pacer b=2 lo=0.1 hi=0.6",
-    "layerskip", "hispec", "hispec n=6 bonus=false", "hispec share=0.01", "hispec exits=[2,8,15] n=[3,6]", "kangaroo",
+    "layerskip", "hispec", "hispec n=6 bonus=false", "hispec share=0.01", "kangaroo",
+    "hispec head=shared exits=[2,8,15] n=[3,6]",
     "adadecode t=0.4", "hispec_pacer",
 )  # fmt: skip
 BATCHES = (1, 4, 16)
