@@ -191,9 +191,7 @@ def test_rounds_without_their_request_are_dropped(measured: tuple[Lines, Path], 
     assert open_trace(tmp_path / "none.jsonl") == []
 
 
-def test_batches(
-    models: Models, measured: tuple[Lines, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches(models: Models, measured: tuple[Lines, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream holds prompts of one benchmark; every row still gets its own text."""
     monkeypatch.setattr(runner, "STREAM", 1)
     settings = replace(SETTINGS, batch_size=2)
