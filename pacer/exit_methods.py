@@ -71,7 +71,7 @@ def exit_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
     stages = []
     for k in range(1, len(exits)):
         rule = _buffer_rule(method, k - 1, len(exits) - 1, exits[k], ladder.rungs[k], judges[k])
-        stages.append(Stage(exits[k], k, rule, method.bonus))
+        stages.append(Stage(exits[k], rule, method.bonus))
     return speculative(target, drafter, controller, sampling, models.text, ladder, stages, method.share)
 
 

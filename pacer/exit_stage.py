@@ -89,7 +89,7 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
     from pacer import stages
     from pacer.training.exits_run import train_exits  # Lightning takes seconds to import
 
-    exits, trainer = chosen_exits(settings.model.exits, layers), stages._trainer(settings, "exits")
+    exits, trainer = chosen_exits(settings.model.exits, layers), stages.trainer_of(settings, "exits")
     models = models or load_target(settings.model, Path(settings.paths.cache).expanduser())
     check_layers(models.target, exits.layers)
     names = ("kind", "layers", "head_size", "weights")
@@ -121,7 +121,7 @@ def layerskip_checkpoint(settings: Settings) -> Path:
 
     cache = Path(settings.paths.cache).expanduser()
     models = load_target(settings.model, cache)  # in the dtype that decodes: it writes the corpus
-    trainer, exits = stages._trainer(settings, "layerskip"), settings.model.exits.layers
+    trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
     check_layers(models.target, exits)
     key = {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": asdict(trainer)}
 
@@ -158,5 +158,5 @@ def _made(
             if not stage.complete:
                 parts = split_texts(texts, settings.corpus.parts)
                 train(stage, parts.get("draft", []), parts.get("tuning", []))
-                stages._finish_training(stage)
+                stages.finish_training(stage)
     return stage.folder

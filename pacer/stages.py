@@ -169,7 +169,7 @@ def command_line() -> str:
     return shlex.join(["python", *name.split(), *sys.argv[1:]])
 
 
-def _trainer(settings: Settings, part: str) -> TrainerSettings:
+def trainer_of(settings: Settings, part: str) -> TrainerSettings:
     """How a part is trained: by the settings if they are that part's, else by conf/trainer within their limits."""
     given = settings.trainer
     if given.part == part:
@@ -190,7 +190,7 @@ def draft_checkpoint(settings: Settings) -> Path:
 
     models = load_target(settings.model, _cache(settings))  # in the dtype that is to decode: it writes the corpus
     texts, corpus_key = corpus(settings, models)
-    trainer = _trainer(settings, "draft")
+    trainer = trainer_of(settings, "draft")
     made_of = {name: getattr(settings.model.draft, name) for name in ("layers", "head_size", "copying")}
     labelled = teacher_stage(settings, trainer, corpus_key)
     start = {"start_from": checkpoint_hash(trainer.start_from) if trainer.start_from else None, "teacher_top_k": None}
@@ -212,7 +212,7 @@ def draft_checkpoint(settings: Settings) -> Path:
                     settings.logger, stage.folder, always=needed_ids(models), command=command_line(),
                     teacher=teacher,
                 )  # fmt: skip
-                _finish_training(stage)
+                finish_training(stage)
     return stage.folder / "draft"
 
 
@@ -224,7 +224,7 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
 
     pairs, labels_key = labels(settings, models, "preverifier", draft_key)
     held_out, held_out_key = labels(settings, models, "tuning", draft_key)
-    settings = replace(settings, trainer=_trainer(settings, "preverifier"))
+    settings = replace(settings, trainer=trainer_of(settings, "preverifier"))
     key = {
         "labels": [labels_key, held_out_key], "preverifier": asdict(settings.preverifier),
         "trainer": {**asdict(settings.trainer), "cache_states": None}, "costs": asdict(settings.costs),
@@ -236,11 +236,11 @@ def preverifier_checkpoint(settings: Settings, models: Models, draft_key: str) -
             if not stage.complete:
                 log.info("training the pre-verifier on %d texts in %s", len(pairs), stage.folder)
                 train_preverifier(models, pairs, held_out, settings, stage.folder, command=command_line())
-                _finish_training(stage)
+                finish_training(stage)
     return stage.folder / "preverifier"
 
 
-def _finish_training(stage: Stage) -> None:
+def finish_training(stage: Stage) -> None:
     """The resumable state (optimiser moments and all) has served; the rest stays."""
     (stage.folder / "last.ckpt").unlink(missing_ok=True)
     stage.finish()

@@ -69,8 +69,8 @@ def self_speculative(
     record = controller.reads_record
     drafter = ModelDrafter(exits[0], target.vocab_size, sampling, record=record, reader=ladder.rungs[0])
     stages = [
-        Stage(own, k, Enough(rule) if isinstance(rule, int) else rule, bonus)
-        for k, (own, rule) in enumerate(zip(exits[1:], rules, strict=True), 1)
+        Stage(own, Enough(rule) if isinstance(rule, int) else rule, bonus)
+        for own, rule in zip(exits[1:], rules, strict=True)
     ]
     return speculative(target, drafter, controller, sampling, None, ladder, stages, share)
 

@@ -27,12 +27,12 @@ class Stage:
     """An exit that verifies before the target does.
 
     Args:
-        exit: the exit seen as a model. rung: of the ladder, where it is read. rule: when its buffer is full.
+        exit: the exit seen as a model; the first stage reads the second rung of the ladder, and so on.
+        rule: when its buffer is full.
         bonus: it adds its own token after full acceptance too.
     """
 
     exit: Stack
-    rung: int
     rule: BufferRule
     bonus: bool = True
 
@@ -76,8 +76,9 @@ def speculative(
     proposer: Proposes = Proposer(drafter, controller, target.context - len(stages), clock)
     for k, stage in enumerate(stages):
         assert ladder is not None, "exits are read from the target's ladder"
-        of = ladder.rungs[stage.rung]
-        check = Verifier(of, stage.exit.readout, sampling, target.vocab_size, target.device, stage.exit.head_ids)
+        check = Verifier(
+            ladder.rungs[k + 1], stage.exit.readout, sampling, target.vocab_size, target.device, stage.exit.head_ids
+        )  # fmt: skip
         context = target.context - (len(stages) - 1 - k)
         proposer = Staged(proposer, check, stage.rule, context, clock, bonus=stage.bonus, share=share)
     return Decoder(target, proposer, sampling, decode, reader, clock, shares)

@@ -72,6 +72,13 @@ def probabilities(logits: Tensor, sampling: SamplingSettings) -> Tensor:
     return logits.softmax(-1)
 
 
+def spread(p: Tensor, head_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Probabilities over a head's rows ``(…, rows)`` → over the vocabulary ``(…, V)``; other ids have none."""
+    if head_ids is None:
+        return torch.nn.functional.pad(p, (0, vocab_size - p.shape[-1]))
+    return p.new_zeros(*p.shape[:-1], vocab_size).index_copy(-1, head_ids, p[..., : len(head_ids)])
+
+
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF draw: ``probs (…, V)`` (any positive scale) and ``uniform (…)`` in [0, 1) → ids ``(…)``.
 

@@ -50,18 +50,20 @@ class Ladder:
         self.rungs = [Rung(self, k) for k in range(len(depths))]
         self._waiting: list[Tensor | None] = [None] * len(depths)  # (R, W + 1, H) on each rung for the one above
 
+    def _memories(self, rungs: int) -> list[Lane]:
+        """Everything with a memory on the first rungs."""
+        return [lane for lane in (*self.lanes[:rungs], *self.adapters[:rungs]) if lane is not None]
+
     def reset(self, rows: int, capacity: int) -> None:
         """Empty, with room for ``capacity`` tokens in each row."""
-        for lane in [*self.lanes, *self.adapters]:
-            if lane is not None:
-                lane.reset(rows, capacity)
+        for lane in self._memories(len(self.lanes)):
+            lane.reset(rows, capacity)
         self._waiting = [None] * len(self.rungs)
 
     def truncate(self, k: int, lengths: Sequence[int]) -> None:
         """Forget all beyond ``lengths`` on rung k and below."""
-        for lane in [*self.lanes[: k + 1], *self.adapters[: k + 1]]:
-            if lane is not None:
-                lane.truncate(lengths)
+        for lane in self._memories(k + 1):
+            lane.truncate(lengths)
 
     def read(self, k: int, ids: Tensor, counts: Sequence[int], rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Rung k reads ids ``(B, n)``, which follow the tokens it has; rungs below read what they have not.
@@ -120,15 +122,13 @@ class Ladder:
 
     def release(self, row: int) -> None:
         """Empty a row for another text, on every rung."""
-        for lane in [*self.lanes, *self.adapters]:
-            if lane is not None:
-                lane.release(row)
+        for lane in self._memories(len(self.lanes)):
+            lane.release(row)
 
     def adopt(self, row: int, other: int, length: int) -> None:
         """The empty ``row`` begins with the first ``length`` tokens of ``other`` on every rung."""
-        for lane in [*self.lanes, *self.adapters]:
-            if lane is not None:
-                lane.adopt(row, other, length)
+        for lane in self._memories(len(self.lanes)):
+            lane.adopt(row, other, length)
 
     def state_bytes(self) -> int:
         """Memory of the states that wait between rungs."""
@@ -139,7 +139,7 @@ class Rung:
     """A ladder up to and with rung k, as a reader of tokens."""
 
     def __init__(self, ladder: Ladder, k: int) -> None:
-        self.ladder, self.k = ladder, k
+        self.ladder, self.k, self.is_top = ladder, k, k == len(ladder.lanes) - 1
         self.heard: Heard | None = None
 
     @property
@@ -155,16 +155,15 @@ class Rung:
 
     def reset(self, rows: int, capacity: int) -> None:
         """The whole ladder, by its top: rungs have one memory."""
-        if self.k == len(self.ladder.rungs) - 1:
+        if self.is_top:
             self.ladder.reset(rows, capacity)
 
     def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
         """Read ids ``(B, n)``; returns what this rung's exit reads out ``(B, n, H)``."""
         chosen = list(range(len(self.lengths))) if rows is None else list(rows)
-        is_top = self.k == len(self.ladder.rungs) - 1
-        at = [] if is_top else self.ladder.waiting(self.k, chosen)
+        at = [] if self.is_top else self.ladder.waiting(self.k, chosen)
         states, out = self.ladder.read(self.k, ids, counts, chosen)
-        if not is_top:
+        if not self.is_top:
             self.ladder.keep(self.k, states, at, counts, chosen)
         return out
 
@@ -174,7 +173,7 @@ class Rung:
 
     def release(self, row: int) -> None:
         """The whole ladder, by its top, as :meth:`reset`."""
-        if self.k == len(self.ladder.rungs) - 1:
+        if self.is_top:
             self.ladder.release(row)
 
     def adopt(self, row: int, other: int, length: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import penalised, probabilities, seen_before
+from pacer.decoding.distributions import penalised, probabilities, seen_before, spread
 from pacer.decoding.lane import Reader, padded
 from pacer.decoding.propose import Draft, is_stop
 from pacer.decoding.request import Row
@@ -109,15 +109,9 @@ class Verifier:
             place = torch.arange(g + 1, device=device)
             accept = uniforms(keys[:, 0], keys[:, 1], place[:g], ACCEPT)
             chance = uniforms(keys[:, 0], keys[:, 1], place[:1], NEXT).squeeze(1)
-            p = self._spread(probabilities(logits, self.sampling))
+            p = spread(probabilities(logits, self.sampling), self.head_ids, self.vocab_size)
             accepted, following = verify(p, draft.probs, draft.tokens, counts, accept, chance)
         return _read(draft, torch.stack([accepted, following, counts, bad], 1), p)
-
-    def _spread(self, p: Tensor) -> Tensor:
-        """Probabilities over the head's ids → over the vocabulary."""
-        if self.head_ids is None:
-            return p
-        return p.new_zeros(*p.shape[:-1], self.vocab_size).index_copy(-1, self.head_ids, p)
 
 
 def _read(draft: Draft, numbers: Tensor, probs: Tensor | None) -> Verdict:

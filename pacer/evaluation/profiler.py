@@ -131,9 +131,14 @@ def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) 
     return parts
 
 
-def _timed(run: Callable[[], Tensor], device: torch.device, times: int) -> float:
-    """Milliseconds of a pass, over ``times`` in a row, after one untimed: other parts have just used the caches."""
-    run()
+def timed(run: Callable[[], Tensor], device: torch.device, times: int, warm: bool = True) -> float:
+    """Milliseconds of a pass, over ``times`` in a row.
+
+    Args:
+        warm: after one untimed, since other parts have just used the caches.
+    """
+    if warm:
+        run()
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -155,7 +160,7 @@ def profile(models: Models, settings: ProfileSettings) -> list[Point]:
             times: dict[tuple[str, int], list[float]] = {key: [] for key in parts}
             for repeat in range(settings.repeats + 1):
                 for key, run in parts.items():
-                    spent = _timed(run, models.target.device, IN_A_ROW.get(key[0], 1))
+                    spent = timed(run, models.target.device, IN_A_ROW.get(key[0], 1))
                     if repeat > 0:  # the first one warms up
                         times[key].append(spent)
                 bar.update()

@@ -74,15 +74,41 @@ def check_room(tokens: int, capacity: int) -> None:
         )
 
 
-class ContiguousCache:
+class KeyValues:
+    """What is alike in every cache: a layer's entries are written at the places set, and returned with all others."""
+
+    is_compileable = False  # transformers asks before it builds masks
+    keys: Tensor
+    values: Tensor
+    first: int
+    _extent: int
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
+        return (
+            self._write(self.keys[layer_idx - self.first], keys),
+            self._write(self.values[layer_idx - self.first], values),
+        )
+
+    def _write(self, store: Tensor, new: Tensor) -> Tensor:
+        raise NotImplementedError  # where entries lie is what caches differ in
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """What transformers sees as the past length; only asked where no explicit mask was given."""
+        return self._extent
+
+    def nbytes(self) -> int:
+        """All keys and values, used or not."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+class ContiguousCache(KeyValues):
     """Keys and values of consecutive layers, ``(R, T + 1, G, D)`` each; slot T of a row takes padded writes.
 
     Args:
         layers: absolute layer indices held, e.g. ``range(0, 4)``.
         rows: R. capacity: T, tokens a row can hold.
     """
-
-    is_compileable = False  # transformers asks before it builds masks
 
     def __init__(
         self,
@@ -120,13 +146,6 @@ class ContiguousCache:
             self._workspace = max(self._workspace, 2 * len(chosen) * extent * self.keys[0, 0, 0].nbytes)
         return self
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
-        return (
-            self._write(self.keys[layer_idx - self.first], keys),
-            self._write(self.values[layer_idx - self.first], values),
-        )
-
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         assert self._index is not None, "at() comes before the forward"
         store.flatten(0, 1).index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
@@ -151,15 +170,8 @@ class ContiguousCache:
             store[:, :rows, :capacity].zero_()
             store[:, :rows, self.capacity].zero_()
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """What transformers sees as the past length; only asked where no explicit mask was given."""
-        return self._extent
-
     def allocated_tokens(self) -> int:
         return self.rows * self.capacity
-
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
 
     def workspace_bytes(self) -> int:
         """The largest copy so far of rows that do not lie side by side: keys and values of one layer."""

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from pacer.errors import DecodingError
 from pacer.models.blocks import Blocks
-from pacer.models.cache import Cache, ContiguousCache, check_room
+from pacer.models.cache import Cache, ContiguousCache, KeyValues, check_room
 
 ZEROS, SCRATCH, FIRST = 0, 1, 2  # block 0 is read only, block 1 is written only (by padding), the rest are rows'
 
 
-class PagedCache:
+class PagedCache(KeyValues):
     """Keys and values of consecutive layers in a pool ``(L, N, P, G, D)`` each.
 
     Args:
@@ -38,8 +38,6 @@ class PagedCache:
         block: P, tokens to a block.
         capacity_tokens: size of the pool, which then never grows; None: it doubles when it is used up.
     """
-
-    is_compileable = False  # transformers asks before it builds masks
 
     def __init__(
         self,
@@ -119,20 +117,13 @@ class PagedCache:
             self._workspace = max(self._workspace, 2 * table_BW.numel() * self.keys[0, 0].nbytes)
         return self
 
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
-        return (
-            self._write(self.keys[layer_idx - self.first], keys),
-            self._write(self.values[layer_idx - self.first], values),
-        )
-
-    def _write(self, pool: Tensor, new: Tensor) -> Tensor:
+    def _write(self, store: Tensor, new: Tensor) -> Tensor:
         assert self._index is not None, "at() comes before the forward"
-        places = pool.flatten(0, 1)  # (N · P, G, D)
-        places.index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(pool.dtype))
+        places = store.flatten(0, 1)  # (N · P, G, D)
+        places.index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
         if self._start is not None:
             return places[None, self._start : self._start + self._extent].transpose(1, 2)
-        rows = pool.index_select(0, self._table).view(self._rows, -1, *pool.shape[2:])  # (B, W · P, G, D)
+        rows = store.index_select(0, self._table).view(self._rows, -1, *store.shape[2:])  # (B, W · P, G, D)
         return rows[:, : self._extent].transpose(1, 2)
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -151,17 +142,9 @@ class PagedCache:
         """All blocks go back to the pool."""
         self.blocks.truncate([0] * self.rows)
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """What transformers sees as the past length; only asked where no explicit mask was given."""
-        return self._extent
-
     def allocated_tokens(self) -> int:
         """Places of the blocks that rows hold."""
         return len(self.blocks.references) * self.block
-
-    def nbytes(self) -> int:
-        """The whole pool, free blocks included."""
-        return self.keys.nbytes + self.values.nbytes
 
     def workspace_bytes(self) -> int:
         """The largest gather so far: keys and values of one layer."""

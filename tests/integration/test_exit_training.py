@@ -537,5 +537,5 @@ def test_from_settings_to_a_tuned_model(home: Path, tmp_path: Path) -> None:
     other = replace(chosen, layerskip=replace(RECIPE, p_max=0.9))
     other.model.target = SourceSettings(str(home / "target"))
     assert layerskip_checkpoint(other) != folder
-    trained: Callable[..., Any] = stages._trainer
+    trained: Callable[..., Any] = stages.trainer_of
     assert trained(chosen, "exits").monitor == "val/agree" and trained(chosen, "exits").part == "exits"

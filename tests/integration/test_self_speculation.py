@@ -19,7 +19,9 @@ from pacer.decoding.controllers.threshold import Threshold
 from pacer.decoding.distributions import probabilities
 from pacer.decoding.ladder import Ladder
 from pacer.decoding.loop import Decoder
+from pacer.decoding.propose import Proposer
 from pacer.decoding.request import Request, Result, Row
+from pacer.decoding.staged import Staged
 from pacer.errors import ConfigError
 from pacer.evaluation.stats import chi_square
 from pacer.models.stack import FAMILIES, Stack
@@ -242,7 +244,9 @@ def test_a_controller_sees_the_exits_states_of_prompt_and_draft(wanted: list[lis
     decoder = self_speculative(TARGET, HEADS, rule, (4,))
     (result,) = decoder.generate(_requests()[:1])
     assert result.ids == wanted[0]
-    drafter = decoder.proposer.inner.drafter  # type: ignore[union-attr]
+    assert isinstance(decoder.proposer, Staged) and isinstance(decoder.proposer.inner, Proposer)
+    drafter = decoder.proposer.inner.drafter
+    assert drafter.record is not None
     text = [*PROMPTS[0], *result.ids]
     ids = torch.tensor([text[:-1]])
     positions = torch.arange(len(text) - 1)[None]

@@ -127,8 +127,8 @@ def test_a_draft_on_the_way_is_trained_as_a_draft(home: Path, built: Models) -> 
     assert config["trainer"]["part"] == "draft" and config["trainer"]["monitor"] == "val/agreement"
     assert config["trainer"]["max_steps"] == config["steps"] == 1 and config["trainer"]["precision"] == "fp32"
     given = make(home, trainer=TrainerSettings(part="draft", epochs=2))
-    assert stages._trainer(given, "draft") is given.trainer
-    assert stages._trainer(given, "preverifier").monitor == "val/sim_speedup"
+    assert stages.trainer_of(given, "draft") is given.trainer
+    assert stages.trainer_of(given, "preverifier").monitor == "val/sim_speedup"
 
 
 def test_the_second_time_nothing_is_written(home: Path, built: Models, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import draw, probabilities
+from pacer.decoding.distributions import draw, probabilities, spread
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.ladder import Ladder
 from pacer.decoding.lane import last_of, padded
@@ -100,8 +100,7 @@ class ConfidentExits(ModelDrafter):
             at = torch.tensor(rows, device=logits.device)
             place = torch.tensor([offset], device=logits.device)
             row = draw(q, uniforms(self._keys[at], self._rounds[at], place, DRAFT).squeeze(1))
-            if head_ids is not None:
-                q = q.new_zeros(len(q), self.vocab_size).index_copy(-1, head_ids, q)
+            q = spread(q, head_ids, self.vocab_size)
         token = row if head_ids is None else head_ids[row]
         both = torch.stack([sure.long(), token]).tolist()
         return [bool(value) for value in both[0]], both[1], q

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import draw, penalised, probabilities, signals
+from pacer.decoding.distributions import draw, penalised, probabilities, signals, spread
 from pacer.decoding.lane import Lane, Reader, last_of, padded
 from pacer.decoding.record import Record, note_ids
 from pacer.decoding.request import Row
@@ -141,13 +141,10 @@ class ModelDrafter:
 
     def _spread(self, q: Tensor, copied: Copied | None) -> Tensor:
         """Probabilities over the head's ids (and the candidate, if it lacks it) → over the target's vocabulary."""
-        if self._head_ids is None:
-            return torch.nn.functional.pad(q, (0, self.vocab_size - q.shape[-1]))
-        size = len(self._head_ids)
-        whole = q.new_zeros(*q.shape[:-1], self.vocab_size).index_copy(-1, self._head_ids, q[..., :size])
-        if q.shape[-1] > size:
+        whole = spread(q, self._head_ids, self.vocab_size)
+        if self._head_ids is not None and q.shape[-1] > len(self._head_ids):
             assert copied is not None
-            whole.scatter_add_(-1, copied.ids[..., None], q[..., size:])
+            whole.scatter_add_(-1, copied.ids[..., None], q[..., len(self._head_ids) :])
         return whole
 
     def _feed(self, ids: Tensor, counts: Sequence[int]) -> None:

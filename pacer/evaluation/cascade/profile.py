@@ -8,7 +8,6 @@ Shapes: n tokens of a pass, H width, V ids of a head.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pacer.decoding.lane import Lane
+from pacer.evaluation.profiler import timed
 from pacer.models.exits import ExitHead
 from pacer.models.stack import Stack
 from pacer.progress import progress
@@ -105,20 +105,6 @@ def _lane(lane: Lane, capacity: int) -> Lane:
     return lane
 
 
-def _timed(run: Callable[[], Tensor], device: torch.device, times: int) -> float:
-    """Milliseconds; of several in a row, after one untimed."""
-    if times > 1:
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(times):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) * 1e3 / times
-
-
 @torch.inference_mode()
 def profile_rungs(
     stack: Stack, depths: Sequence[int], heads: Mapping[int, ExitHead], *, context: int = 256,
@@ -134,7 +120,7 @@ def profile_rungs(
     times: dict[Key, list[float]] = {key: [] for key, _, _ in runs}
     for repeat in progress(range(repeats + 1), "profiling", "repeat"):
         for key, run, in_a_row in runs:
-            spent = _timed(run, stack.device, in_a_row)
+            spent = timed(run, stack.device, in_a_row, warm=in_a_row > 1)
             if repeat > 0:
                 times[key].append(spent)
         check_stop()
