@@ -10,6 +10,7 @@ from pacer.errors import ConfigError
 from pacer.evaluation.traces import Line, RequestTrace
 
 PARTS = ("draft", "preverify", "intermediate", "target", "rest")
+CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)  # where classes of context lengths begin
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Tally:
     run_drafted: list[int] = field(default_factory=list)  # rounds that drafted k
     layer_tokens: int = 0
     exits: list[Runs] = field(default_factory=list)  # exits that verify, the first after the drafter first
+    drafted_at: Counter[int] = field(default_factory=Counter)  # by the class of the context's length
+    accepted_at: Counter[int] = field(default_factory=Counter)
     stops: Counter[str] = field(default_factory=Counter)
     finishes: Counter[str] = field(default_factory=Counter)
 
@@ -85,6 +88,9 @@ def _add_round(sums: Tally, line: Line) -> None:
     sums.emitted += emitted
     sums.drafted += drafted
     sums.accepted += accepted
+    context = max(begin for begin in CONTEXTS if begin <= line["committed"])
+    sums.drafted_at[context] += drafted
+    sums.accepted_at[context] += accepted
     sums.stops[line["stop"]] += 1
     sums.layer_tokens += line.get("layer_tokens", 0)
     _add_exits(sums, line.get("inner", []))
@@ -136,6 +142,9 @@ def measures(sums: Tally) -> Line:
             }
             for runs in sums.exits
         ],
+        "acceptance_by_context": {
+            str(begin): _divide(sums.accepted_at[begin], drafted) for begin, drafted in sorted(sums.drafted_at.items())
+        },
         "stops": dict(sorted(sums.stops.items())),
         "finishes": dict(sorted(sums.finishes.items())),
     }

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pacer.errors import ConfigError
 
 Line = dict[str, Any]
@@ -99,6 +101,18 @@ def request_values(requests: Requests, names: Sequence[str]) -> tuple[list[int],
     """New tokens and wall seconds of the named requests, in that order: what the bootstrap resamples."""
     lines = [line for name in names if (line := requests[name].line) is not None]
     return [line["new_tokens"] for line in lines], [line["seconds"] for line in lines]
+
+
+def waits(requests: Requests, names: Sequence[str]) -> dict[str, float | None]:
+    """What users of the named requests wait for, in seconds: medians and 95th percentiles; None where not recorded."""
+    chosen = [requests[name] for name in names]
+    whole = [float(r.line["latency"]) for r in chosen if r.line is not None and "latency" in r.line]
+    first = [sum(r.rounds[0]["time"].values()) for r in chosen if r.rounds]
+    return {
+        f"{what}_p{q}": float(np.percentile(values, q)) if len(values) == len(names) > 0 else None
+        for what, values in (("latency_seconds", whole), ("first_token_seconds", first))
+        for q in (50, 95)
+    }
 
 
 def compare_ids(requests: Requests, reference: Requests | None) -> tuple[bool | None, str]:

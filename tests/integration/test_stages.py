@@ -387,9 +387,9 @@ def test_plain_decoding_builds_nothing(home: Path, tmp_path: Path) -> None:
 
 def test_a_ready_corpus_is_extended(home: Path, built: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the file has is not generated again, and a set that is added later leaves the finished ones alone."""
-    whole, _ = stages.corpus(make(home), built)
+    whole, made_as = stages.corpus(make(home), built)
     file, own = tmp_path / "corpus.jsonl", tmp_path / "own.jsonl"
-    shards = sorted((home / "runs" / "stages" / "corpus").glob("*/shard-*"))
+    shards = sorted((home / "runs" / "stages" / "corpus").glob(f"{made_as[:16]}/shard-*"))  # other tests have made others
     lines = [line for shard in shards for line in shard.read_text().splitlines(keepends=True)]
     file.write_text("".join(lines[:7]))
     own.write_text('{"prompt": "How"}\n{"prompt": "the fox"}\n')

@@ -313,3 +313,28 @@ def test_cost_model() -> None:
 def test_jsonable() -> None:
     value = {"a": np.array([1.0, np.inf]), "b": (np.int64(3), float("nan"), "x", None, True)}
     assert jsonable(value) == {"a": [1.0, None], "b": [3, None, "x", None, True]}
+
+
+def test_what_users_wait_for() -> None:
+    """Percentiles over requests; the first token is round 0; null where an arm has no rounds or no latency."""
+    lines = []
+    for i, latency in enumerate([1.0, 2.0, 3.0]):
+        first = round_line(0, [], 0, [1], "prefill", target=latency / 10)
+        request = {**request_line([1], latency), "latency": latency}
+        lines += as_("ar", [first, request], f"p{i}") + as_("hf_generate", [request], f"p{i}")
+    row, other = row_of(lines, "ar"), row_of(lines, "hf_generate")
+    assert row["latency_seconds_p50"] == other["latency_seconds_p50"] == 2.0
+    assert row["latency_seconds_p95"] == pytest.approx(2.9)
+    assert row["first_token_seconds_p50"] == pytest.approx(0.2) and other["first_token_seconds_p50"] is None
+    assert row_of(SD + AR)["latency_seconds_p50"] is None  # an old trace does not say
+
+
+def test_acceptance_by_context_length() -> None:
+    """Classes begin at 0, 128, 256 …; tokens are summed and divided once."""
+    short, edge = (round_line(k, [2, 3, 9], 2, [2, 3, 4]) for k in (1, 2))
+    far = {**round_line(3, [5, 6], 0, [8]), "committed": 200}
+    lines = [
+        round_line(0, [], 0, [1], "prefill"), short | {"committed": 127}, edge | {"committed": 128}, far,
+        request_line([1, 2, 3, 4, 2, 3, 4, 8], 1.0),
+    ]  # fmt: skip
+    assert row_of(lines)["acceptance_by_context"] == {"0": pytest.approx(2 / 3), "128": pytest.approx(2 / 5)}
