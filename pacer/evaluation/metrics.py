@@ -43,10 +43,11 @@ DEFINITIONS = {
     "median_tokens_per_second": "Median over prompts of new tokens / seconds of the request, prefill inside.",
     "decode_tokens_per_second": "Tokens emitted in rounds >= 1 / seconds of rounds >= 1: the speed without prefill.",
     "prefill_seconds": "Mean seconds of round 0: every model reads the prompt and the first token is emitted.",
-    "latency_seconds_p50": "Median over prompts of the wall seconds of the request, prefill inside; _p95: the 95th "
-    "percentile (linear between ranks).",
-    "first_token_seconds_p50": "Median over prompts of the seconds to the first token: round 0; _p95 likewise. null: an "
-    "arm without rounds (transformers' own).",
+    "latency_seconds_p50": "Median over prompts of the wall seconds of the request, prefill inside.",
+    "latency_seconds_p95": "Their 95th percentile, linear between ranks.",
+    "first_token_seconds_p50": "Median over prompts of the seconds to the first token, round 0. null: an arm without "
+    "rounds (transformers' own).",
+    "first_token_seconds_p95": "Their 95th percentile, linear between ranks.",
     "acceptance_by_context": "Accepted / drafted tokens, rounds >= 1, by the length of the context before the round: "
     "each class is named by where it begins, and ends where the next of 0, 128, 256, 512 ... begins.",
     "ratio_to_ar": "tokens_per_second over that of the AR arm on the same prompts; interval: paired bootstrap.",
