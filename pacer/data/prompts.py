@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from pacer.data.renderings import crossed, split_name
 from pacer.data.splits import is_tuning, part_of
-from pacer.data.templates import LIMITS, MARKS, TEMPLATES, Item, Limits, Prompt, task_of
+from pacer.data.templates import LIMITS, MARKS, TEMPLATES, Item, Limits, Prompt, said, task_of
 from pacer.errors import ConfigError, SourceError
 from pacer.resources import resource
 
@@ -22,7 +22,7 @@ __all__ = ["LIMITS", "NAMES", "Limits", "Prompt", "PromptSet", "encode", "is_tun
 
 log = logging.getLogger(__name__)
 
-NAMES = ("gsm8k", "humaneval", "cnn_dm", "xsum", "mbpp", "mt_bench", "instruct")
+NAMES = ("gsm8k", "humaneval", "cnn_dm", "xsum", "mbpp", "mt_bench", "sharegpt", "instruct")
 SPLITS = ("train", "validation", "test")
 HUB = {
     "gsm8k": ("openai/gsm8k", "main"),
@@ -30,7 +30,10 @@ HUB = {
     "mbpp": ("google-research-datasets/mbpp", "full"),
     "cnn_dm": ("abisee/cnn_dailymail", "3.0.0"),
     "xsum": ("EdinburghNLP/xsum", None),
+    "sharegpt": ("anon8231489123/ShareGPT_Vicuna_unfiltered", None),
 }
+HUB_FILES = {"sharegpt": "ShareGPT_V3_unfiltered_cleaned_split.json"}  # of repositories that are no data set script
+STAND_IN = {"sharegpt": "mt_bench"}  # other conversations, where there are none of these; the name says so
 # Files under the names their publishers gave them, with the prefix of their ids (None: the usual id).
 PUBLISHED: dict[tuple[str, str], tuple[tuple[str, str | None], ...]] = {
     ("humaneval", "test"): (("HumanEval.jsonl.gz", None), ("HumanEval.jsonl", None)),
@@ -38,6 +41,7 @@ PUBLISHED: dict[tuple[str, str], tuple[tuple[str, str | None], ...]] = {
     ("mbpp", "validation"): (("mbpp.jsonl", None),),
     ("mbpp", "test"): (("mbpp.jsonl", None),),
     ("mt_bench", "test"): (("question.jsonl", None),),
+    ("sharegpt", "test"): ((HUB_FILES["sharegpt"], None),),
     ("instruct", "train"): (("instruction_1100.json", "instruct"), ("self_instruct_seed_175.jsonl", "seed")),
 }
 # By task_id; 1 to 10 are few-shot prompts.
@@ -117,11 +121,22 @@ def _load_named(name: str, split: str, data_dir: Path | str | None) -> PromptSet
             raise SourceError("the data folder does not exist", value=str(root), remedy=HOW_LOCAL)
         if items := _load_local(name, split, root / name):
             return PromptSet(name, items, False, str(root / name))
+        if name in STAND_IN:
+            return _stand_in(name, split, data_dir, root)
         log.warning("no %s split of %s in %s: using this project's samples", split, name, root)
+    if name in STAND_IN:
+        return _stand_in(name, split, data_dir, "the samples")
     path = resource("data/samples") / name / f"{split}.jsonl"
     if not path.is_file():
         raise SourceError(f"no {split} split of {name} in the samples", value=str(path), remedy=HOW_LOCAL)
     return PromptSet(name, _prompts(name, split, _read(path), str(path)), True, str(path))
+
+
+def _stand_in(name: str, split: str, data_dir: Path | str | None, where: Path | str) -> PromptSet:
+    other = STAND_IN[name]
+    log.warning("no %s split of %s in %s: %s stands in", split, name, where, other)
+    found = _load_named(other, split, data_dir)
+    return replace(found, name=f"{other} for {name}")
 
 
 def _load_local(name: str, split: str, folder: Path) -> list[Prompt]:
@@ -154,7 +169,9 @@ def _load_hub(name: str, split: str) -> PromptSet:
     try:
         if not is_offline_mode():
             HfApi().dataset_info(repo, timeout=10)  # fails at once, where load_dataset tries for half a minute
-        rows = [dict(row) for row in load_dataset(repo, config, split=split)]
+        file = HUB_FILES.get(name)  # one file is one split, which `datasets` calls train
+        options = {"split": split} if file is None else {"split": "train", "data_files": file}
+        rows = [dict(row) for row in load_dataset(repo, config, **options)]
     except (*HUB_ERRORS, ValueError, DatasetsError) as error:
         what = f"the data set {name} ({split}) cannot be read from the hub (offline?)"
         remedy = f"{HOW_LOCAL}; with HF_HUB_OFFLINE=1 a copy in the Hugging Face cache is used"
@@ -198,7 +215,11 @@ def _prompts(
     task: str, split: str, rows: Sequence[Mapping[str, Any]], source: str, prefix: str | None = None
 ) -> list[Prompt]:
     items = []
+    if skipped := sum(not said(row) for row in rows):
+        log.warning("%d of %d rows of %s have no prompt and are left out", skipped, len(rows), source)
     for index, row in enumerate(rows):
+        if not said(row):
+            continue
         try:
             text = TEMPLATES[task](row)
             if not isinstance(text, str) or not text.strip():

@@ -39,6 +39,7 @@ LIMITS: dict[str, Limits] = {
     "cnn_dm": Limits(128),
     "xsum": Limits(64),
     "mt_bench": Limits(512),
+    "sharegpt": Limits(512),
     "instruct": Limits(256),
     "prompt": Limits(256),
 }
@@ -78,6 +79,16 @@ def _mt_bench(item: Item) -> str:
     return item["turns"][0]
 
 
+def _sharegpt(item: Item) -> str:
+    """What the user said first; `said` tells rows that have it."""
+    return next(turn["value"] for turn in item["conversations"] if turn["from"] in ("human", "user"))
+
+
+def said(item: Item) -> bool:
+    """Whether a row can be a prompt: some of ShareGPT's conversations begin in their middle, or are empty."""
+    return "conversations" not in item or any(turn.get("from") in ("human", "user") for turn in item["conversations"])
+
+
 def _instruct(item: Item) -> str:
     """Alpaca's form has `input` beside the instruction, self-instruct's seeds have it in `instances`."""
     extra = item["instances"][0]["input"] if "instances" in item else item.get("input")
@@ -95,12 +106,14 @@ TEMPLATES: dict[str, Callable[[Item], str]] = {
     "cnn_dm": _cnn_dm,
     "xsum": _xsum,
     "mt_bench": _mt_bench,
+    "sharegpt": _sharegpt,
     "instruct": _instruct,
     "prompt": _prompt,
 }
 
 # The field that tells whose rows a user's own file holds, in the order in which they are looked for.
 MARKS = {
+    "conversations": "sharegpt",
     "turns": "mt_bench",
     "article": "cnn_dm",
     "document": "xsum",

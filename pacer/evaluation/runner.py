@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pacer.assemble import Models
-from pacer.data.prompts import Prompt, encode, is_tuning, load_prompts
+from pacer.data.prompts import FILE_ENDINGS, Prompt, encode, is_tuning, load_prompts
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.evaluation.arms import Arm, Line
@@ -50,7 +50,8 @@ def load_benchmarks(settings: BenchmarkSettings, data_dir: str | None) -> list[B
         prompts = [prompt for prompt in whole.items if is_tuning(prompt.id) in wanted][: settings.limit]
         if not prompts:
             raise ConfigError(f"no prompts in {name}", value=settings.split, allowed="tune, report, all")
-        found.append(Benchmark(name, prompts, whole.sample))
+        label = name if name.endswith(FILE_ENDINGS) else whole.name  # another set may stand in for it
+        found.append(Benchmark(label, prompts, whole.sample))
     return found
 
 

@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from pacer.data.prompts import LIMITS, NAMES, Prompt, encode, is_tuning, load_prompts, part_of
 from pacer.errors import ConfigError, SourceError
+from pacer.evaluation.runner import load_benchmarks
 from pacer.resources import resource
+from pacer.settings import BenchmarkSettings
 
 ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "How many?", "answer": "1 + 1 = 2\n#### 2"},
@@ -21,6 +23,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "xsum": {"document": "one  two\nthree", "summary": "s", "id": 3},
     "mbpp": {"task_id": 700, "text": "Write f.", "code": "", "test_list": ["assert f() == 1", "assert 1"]},
     "mt_bench": {"question_id": 81, "category": "c", "turns": ["First.", "Second."]},
+    "sharegpt": {"id": "a", "conversations": [{"from": "gpt", "value": "?"}, {"from": "human", "value": "Say it."}]},
     "instruct": {"instruction": "Do it.", "input": "this", "output": "done"},
 }
 TEXTS = {
@@ -31,6 +34,7 @@ TEXTS = {
     "xsum": "Summarize the following article in one sentence.\n\none two three",
     "mbpp": "Write f.\nYour code should pass this test: assert f() == 1",
     "mt_bench": "First.",
+    "sharegpt": "Say it.",
     "instruct": "Do it.\nthis",
 }
 IDS = {name: f"{name}-train-0" for name in NAMES} | {"humaneval": "HumanEval-7", "mbpp": "mbpp-700"}
@@ -155,6 +159,7 @@ REPOSITORIES = {  # D114: those that hold data, no loading script
     "cnn_dm": "abisee/cnn_dailymail",
     "xsum": "EdinburghNLP/xsum",
     "mbpp": "google-research-datasets/mbpp",
+    "sharegpt": "anon8231489123/ShareGPT_Vicuna_unfiltered",
 }
 
 
@@ -224,6 +229,27 @@ def test_parts_are_stable_and_of_the_given_size() -> None:
 
 PINNED_PARTS = ["draft", "draft", "preverifier", "tuning", "preverifier", "preverifier"]
 PINNED_TUNING = [6, 8, 11, 17]
+
+
+def test_mt_bench_stands_in_for_sharegpt_under_its_own_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in (None, tmp_path):
+        found = load_prompts("sharegpt", data_dir=folder)
+        assert found.name == "mt_bench for sharegpt" and found.items == load_prompts("mt_bench", data_dir=folder).items
+    assert "mt_bench stands in" in caplog.text
+    settings = BenchmarkSettings(sets=["sharegpt", "gsm8k"], limit=1, split="all")
+    assert [b.name for b in load_benchmarks(settings, None)] == ["mt_bench for sharegpt", "gsm8k"]
+
+
+def test_conversations_that_nobody_began_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = {"id": "b", "conversations": []}
+    file = tmp_path / "sharegpt" / "ShareGPT_V3_unfiltered_cleaned_split.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps([empty, ROWS["sharegpt"]]))
+    found = load_prompts("sharegpt", data_dir=tmp_path)
+    assert [(p.id, p.text) for p in found.items] == [("sharegpt-test-1", "Say it.")] and found.name == "sharegpt"
+    assert "1 of 2 rows" in caplog.text
 
 
 def test_real_data(real_data: Path) -> None:

@@ -315,8 +315,8 @@ def test_results_of_a_trace_can_be_reported(tmp_path: Path) -> None:
     names = {"arm": "pacer", "benchmark": "gsm8k", "request": "p1"}
     seconds = {"draft": 0.1, "preverify": 0.0, "intermediate": 0.0, "target": 0.3, "rest": 0.1}
     lines = [
-        {"kind": "round", "round": 1, "committed": 9, "drafted": [1, 2], "accepted": [1], "emitted": [1, 3], "stop": "fixed",
-         "time": seconds} | names,
+        {"kind": "round", "round": 1, "committed": 9, "drafted": [1, 2], "accepted": [1], "emitted": [1, 3],
+         "stop": "fixed", "time": seconds} | names,
         {"kind": "request", "new_tokens": 2, "finish": "length", "seconds": 0.5, "ids": [1, 3]} | names,
     ]  # fmt: skip
     results = evaluate_trace(lines)
