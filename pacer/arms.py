@@ -79,7 +79,7 @@ def method_settings(arm: str) -> MethodSettings:
         key, equals, _ = word.partition("=")
         if not equals:
             raise ConfigError(f"cannot read {word!r} in arm {arm!r}", allowed="key=value, such as gamma=4")
-        path = ALIASES.get(key, key if "." in key or key in METHOD_KEYS else f"controller.{key}")
+        path = _path(key)
         part, _, name = path.partition(".")
         if name:
             if part not in ("controller", "buffer"):
@@ -95,6 +95,18 @@ def method_settings(arm: str) -> MethodSettings:
     check_controller(settings.controller, f"arm {arm!r}")
     check_exits(settings, f"arm {arm!r}")
     return settings
+
+
+def _path(key: str) -> str:
+    """Where a method keeps what an arm sets by this key."""
+    return ALIASES.get(key, key if "." in key or key in METHOD_KEYS else f"controller.{key}")
+
+
+def overrides(arm: str) -> list[str]:
+    """The words of a verb's command line that choose an arm's method: ``method=sd``, ``method.controller.gamma=4``."""
+    name, *words = arm.split()
+    pairs = [word.partition("=") for word in words]
+    return [f"method={name}", *(f"method.{_path(key)}={value}" for key, _, value in pairs)]
 
 
 def check_exits(method: MethodSettings, where: str) -> None:

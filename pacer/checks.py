@@ -87,6 +87,10 @@ RANGES: dict[str, Range] = {
     "replay.limit": _SIZE,
     "replay.gamma_max": Range(1, 32),
     "replay.tail": _COUNT,
+    "advise.texts": _SIZE,
+    "advise.repeats": _SIZE,
+    "advise.measured": _SIZE,
+    "advise.prompts": _SIZE,
     "generate.max_new_tokens": _SIZE,
     "threads": _SIZE,
 }

@@ -217,6 +217,16 @@ class ReplaySettings:
 
 
 @dataclass
+class AdviseSettings:
+    """How much is spent on advice."""
+
+    texts: int = 4  # tuning prompts per set that predictions are made of
+    repeats: int = 3  # of the profile
+    measured: int = 3  # methods that are measured beside plain decoding, the best predicted first
+    prompts: int = 3  # other prompts per set, with which that is done
+
+
+@dataclass
 class GenerateSettings:
     prompt: str | None = None
     max_new_tokens: int = 256
@@ -254,6 +264,7 @@ class Settings:
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
+    advise: AdviseSettings = field(default_factory=AdviseSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     paths: PathSettings = field(default_factory=PathSettings)
