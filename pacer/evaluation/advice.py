@@ -106,8 +106,8 @@ def best(overall: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
         overall: rows with arm, ratio_to_ar, ratio_low. An arm without a ratio was not measured to its end.
     """
     known = [row for row in overall if row["ratio_to_ar"] is not None]
-    top = max(known, key=lambda row: float(row["ratio_to_ar"]), default={"arm": "ar", "ratio_low": None})
-    if top["arm"] == "ar" or float(top["ratio_to_ar"]) <= 1:
+    top = max(known, key=lambda row: float(row["ratio_to_ar"]), default=None)
+    if top is None or top["arm"] == "ar" or float(top["ratio_to_ar"]) <= 1:
         return "ar", True
     return str(top["arm"]), top["ratio_low"] is not None and float(top["ratio_low"]) > 1
 
