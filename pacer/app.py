@@ -11,37 +11,40 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import overload
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pacer.arms import normal_controller
 from pacer.checks import check, get
-from pacer.command_line import as_config_error, check_overrides, flags_first, split_prompt
+from pacer.command_line import as_config_error, check_overrides, split_prompt
 from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, ConfigError, PacerError
-from pacer.files import stable_hash
+from pacer.files import file_error, stable_hash, write_atomic, write_json
+from pacer.hydra_words import FULL_ERROR, full_error, hydra_line, search_path
+from pacer.provenance import provenance
 from pacer.quiet import quiet_libraries
 from pacer.resources import resource
 from pacer.settings import Settings
+from pacer.shards import from_environment
 from pacer.stopping import Stopped, check_stop, stop_requested, stop_signals
+from pacer.sweeps import in_sweep, job_record, job_words, name_group, own_process, stopped_launcher
 
 __all__ = [
-    "Stopped", "check_stop", "load_settings", "program", "run_folder", "stop_requested", "verb", "with_settings",
+    "Stopped", "check_stop", "describe_run", "load_settings", "program", "run_folder", "stop_requested", "verb",
+    "with_settings",
 ]  # fmt: skip
 
 EXIT_INTERRUPTED = 130
-_FULL_ERROR = "HYDRA_FULL_ERROR"
-FREE = ("paths", "logger", "threads", "color", "sandbox")  # settings that change no result
+# Settings that change no result.
+FREE = ("paths", "shard", "logger", "threads", "color", "sandbox", "report", "export", "run", "dry_run")
 
 _Verb = Callable[[Settings], None]
 _Entry = Callable[..., None]
@@ -80,7 +83,7 @@ def load_settings(overrides: Sequence[str] = ()) -> Settings:
     check_overrides(overrides)
     try:
         with hydra.initialize_config_dir(str(resource("conf")), version_base="1.3"):
-            return _use_threads(_typed(hydra.compose("config", list(overrides))))
+            return _use_threads(_typed(hydra.compose("config", [*overrides, *search_path()])))
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error) from error
 
@@ -96,6 +99,12 @@ def run_folder(settings: Settings, verb: str) -> Path:
     for section, name in aside:
         del key[section][name]
     return Path(settings.paths.runs) / verb / settings.name / stable_hash(key)[:8]
+
+
+def describe_run(settings: Settings, folder: Path) -> None:
+    """Writes what made a run into its folder: ``settings.yaml``, ``provenance.json``."""
+    write_atomic(folder / "settings.yaml", OmegaConf.to_yaml(OmegaConf.structured(settings)))
+    write_json(folder / "provenance.json", provenance())
 
 
 def _entry(function: _Verb, positional: str | None) -> _Entry:
@@ -139,6 +148,11 @@ def _guarded(run: Callable[[], int]) -> int:
         if _debug():
             raise
         return _say(f"error: {error}", EXIT_ERROR)
+    except OSError as error:
+        told = file_error(error)
+        if told is None or _debug():
+            raise
+        return _say(f"error: {told}", EXIT_ERROR)
     except Stopped as stop:
         return _say(f"stopped ({stop}): the same command resumes", EXIT_REQUEUE)
     except KeyboardInterrupt:
@@ -148,26 +162,32 @@ def _guarded(run: Callable[[], int]) -> int:
 def _run(function: _Verb, argv: list[str], positional: str | None) -> int:
     prompt, overrides = split_prompt(argv) if positional else (None, argv)
     check_overrides(overrides)
-    _register(inspect.cleandoc(function.__doc__ or ""))
+    help_text = inspect.cleandoc(function.__doc__ or "")
+    _register(help_text)
     errors: list[Exception] = []
-    user_full_error = os.environ.get(_FULL_ERROR)
+    user_full_error, program, launcher, loud = os.environ.get(FULL_ERROR), sys.argv[0], os.getpid(), _debug()
 
     def job(cfg: DictConfig) -> None:
-        sys.argv = [sys.argv[0], *argv]  # what provenance records; _command_line puts the process's own words back
-        try:
-            with _full_error(user_full_error):
-                _job(function, cfg, positional, prompt)
-        except (PacerError, HydraException, OmegaConfBaseException) as error:
-            failure = error if isinstance(error, PacerError) else as_config_error(error)
-            if HydraConfig.get().mode == RunMode.MULTIRUN:  # the launcher must see it; the sweep's other jobs go on
-                _say(f"error: {' '.join(HydraConfig.get().overrides.task)}: {failure}", 0)
-                raise failure from error
-            errors.append(failure)  # raised through Hydra, it would print lines of its own
+        _register(help_text)  # it may run in another process
+        sweep = in_sweep()
+        # what provenance records; hydra_line puts the process's own words back
+        sys.argv = [program, *(job_words(argv) if sweep else argv)]
+        with full_error(user_full_error), own_process(launcher, loud):
+            try:
+                with job_record() if sweep else nullcontext():
+                    _job(function, cfg, positional, prompt)
+            except PacerError as error:
+                if sweep:  # the launcher must see it
+                    raise
+                errors.append(error)  # raised through Hydra, it would print lines of its own
 
     job.__module__ = function.__module__
     name = Path(inspect.getfile(function)).stem
     try:
-        with stop_signals(), quiet_libraries(loud=_debug()), _command_line(name, overrides), _full_error("1"):
+        with (
+            stop_signals(), quiet_libraries(loud), hydra_line(name, overrides), full_error("1"),
+            stopped_launcher(),
+        ):  # fmt: skip
             hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error) from error
@@ -177,11 +197,27 @@ def _run(function: _Verb, argv: list[str], positional: str | None) -> int:
 
 
 def _job(function: _Verb, cfg: DictConfig, positional: str | None, prompt: str | None) -> None:
-    settings = _use_threads(_typed(cfg))
-    if positional and prompt is not None:  # set here, since the override grammar would rewrite quotes and braces
-        section, _, name = positional.rpartition(".")
-        setattr(get(settings, section) if section else settings, name, prompt)
-    function(settings)
+    try:
+        settings = _use_threads(_typed(cfg))
+        if in_sweep():
+            name_group(settings)
+        else:  # the numbers of a sweep's array are those of its jobs
+            settings.shard = from_environment(settings.shard, os.environ)
+        if positional and prompt is not None:  # set here, since the override grammar would rewrite quotes and braces
+            section, _, name = positional.rpartition(".")
+            setattr(get(settings, section) if section else settings, name, prompt)
+        if settings.dry_run:
+            _plan(function, settings)
+        else:
+            function(settings)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise as_config_error(error) from error
+
+
+def _plan(function: _Verb, settings: Settings) -> None:
+    from pacer.planning.show import show  # slow to import, and most calls do what they are for
+
+    show(settings, Path(inspect.getfile(function)).stem)
 
 
 def _use_threads(settings: Settings) -> Settings:
@@ -221,37 +257,8 @@ def _data_file(name: str, *, _root_: DictConfig) -> str | None:
     return str(Path(folder) / name) if folder else None
 
 
-@contextmanager
-def _command_line(name: str, overrides: list[str]) -> Iterator[None]:
-    """Hydra reads sys.argv; the process's own words come back at the end."""
-    before = sys.argv
-    sys.argv = [before[0], *flags_first(overrides), f"hydra.job.name={name}"]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
-@contextmanager
-def _full_error(value: str | None) -> Iterator[None]:
-    """Sets HYDRA_FULL_ERROR: with "1" Hydra raises errors instead of printing them over several lines."""
-    before = os.environ.get(_FULL_ERROR)
-    _set_environment(_FULL_ERROR, value)
-    try:
-        yield
-    finally:
-        _set_environment(_FULL_ERROR, before)
-
-
-def _set_environment(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
-
-
 def _debug() -> bool:
-    return "1" in (os.environ.get("PACER_DEBUG"), os.environ.get(_FULL_ERROR))
+    return "1" in (os.environ.get("PACER_DEBUG"), os.environ.get(FULL_ERROR))
 
 
 def _say(line: str, code: int) -> int:

@@ -1,22 +1,20 @@
 """Stage outputs: a folder named by the hash of what made it, written piece by piece, complete with its manifest.
 
-A worker looks first (`Stage.complete`), else takes the lock, writes the pieces that are missing and finishes::
+A worker looks first (`Stage.complete`). Work that falls into pieces is shared by all who come::
 
     stage = Stage(cache, "corpus", key)
     if not stage.complete:
-        with stage.lock():
-            for i in stage.missing(count):
-                write_atomic(stage.shard(i), make(i))
-            stage.finish({"texts": n})
+        stage.fill(count, make, extra={"texts": n})
+
+Other work is one worker's, under `Stage.lock`, which `Stage.finish` completes.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from pacer.files import (
     PART,
     ArtifactError,
     canonical_json,
-    disk_errors,
+    is_part,
     plain,
     remove,
     sha256,
@@ -35,13 +33,16 @@ from pacer.files import (
 )
 from pacer.provenance import provenance
 from pacer.stopping import check_stop
+from pacer.work import LOCK, RECORD, hold, is_own, recorded, try_hold
 
 __all__ = [
     "ArtifactError", "Stage", "canonical_json", "provenance", "stable_hash", "write_atomic", "write_json",
 ]  # fmt: skip
 
 FORMAT = 1
-_MANIFEST, _LOCK = "manifest.json", ".lock"
+MANIFEST = "manifest.json"
+LOGGED = "wandb"  # a folder that others write to later: wandb's service, wandb sync
+Content = bytes | str | Callable[[Path], object]  # of a file, as `write_atomic` takes it
 log = logging.getLogger(__name__)
 
 
@@ -65,7 +66,7 @@ class Stage:
         Raises:
             ArtifactError: it was finished, and has been damaged since.
         """
-        return (self.folder / _MANIFEST).exists() and bool(self.manifest())
+        return (self.folder / MANIFEST).exists() and bool(self.manifest())
 
     def manifest(self, verify: bool = False) -> dict[str, Any]:
         """The record of a finished stage: format, kind, key, hash, files (size, sha256), extra, provenance.
@@ -76,7 +77,7 @@ class Stage:
         Raises:
             ArtifactError: the stage is not finished, or its manifest or a file is damaged or missing.
         """
-        path = self.folder / _MANIFEST
+        path = self.folder / MANIFEST
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             files = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
@@ -105,26 +106,71 @@ class Stage:
         """Which of `count` shards are still to be written."""
         return [index for index in range(count) if not self.shard(index, suffix).exists()]
 
+    def fill(
+        self,
+        count: int,
+        make: Callable[[int], Content],
+        *,
+        suffix: str = ".jsonl",
+        first: Collection[int] = (),
+        extra: Mapping[str, Any] | None = None,
+        poll: float = 0.5,
+    ) -> None:
+        """Make the numbered pieces that are missing, and finish the stage; several workers share the pieces.
+
+        A piece is locked while it is made, so nobody makes it a second time. A worker who finds none free waits, and
+        takes over what a killed one leaves.
+
+        Args:
+            make: number of a piece → its content. first: pieces that this worker takes before the others.
+            extra: figures to record in the manifest.
+        """
+        with recorded(self.folder, pieces=count):
+            waiting = False
+            while missing := self.missing(count, suffix):
+                made = [self._make(index, make, suffix) for index in sorted(missing, key=lambda i: (i not in first, i))]
+                if not any(made):
+                    if not waiting:
+                        log.info("waiting for other workers on %s: %d pieces are theirs", self.folder, len(missing))
+                        waiting = True
+                    check_stop()
+                    time.sleep(poll)
+        with self.lock(poll):
+            if not self.complete:
+                self.finish(extra)
+            for lock in self.folder.glob(f"{LOCK}-*"):  # every piece is there: nobody waits for one
+                lock.unlink(missing_ok=True)
+
+    def _make(self, index: int, make: Callable[[int], Content], suffix: str) -> bool:
+        """Make a piece if it is missing and nobody else is at it; whether it was made."""
+        path = self.shard(index, suffix)
+        with try_hold(self.folder, f"-{index:05d}") as held:
+            if not held or path.exists():
+                return False
+            for leftover in self.folder.glob(f"{PART}*-{path.name}"):
+                remove(leftover)
+            write_atomic(path, make(index))
+        check_stop()
+        return True
+
     @contextmanager
     def lock(self, poll: float = 0.5) -> Iterator[None]:
         """Hold the stage for this process; waits for another worker, and heeds stop requests meanwhile.
 
         Look at `complete` again inside: the other worker may have finished the stage.
         """
-        with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / _LOCK).open("w")
-        with file:
-            waiting = False
-            while not _try_lock(file.fileno()):
-                if not waiting:
-                    log.info("waiting for another worker on %s", self.folder)
-                    waiting = True
-                check_stop()
-                time.sleep(poll)
-            for leftover in self.folder.rglob(f"{PART}*"):  # of killed workers: we hold the lock, so nobody else writes
-                remove(leftover)
-            yield
+        with hold(self.folder, poll=poll):
+            # of killed workers: we hold the lock, so nobody else writes
+            for leftover in [*self.folder.rglob(f"{PART}*")]:
+                if RECORD not in leftover.name:  # but its record
+                    remove(leftover)
+            if self.complete:
+                yield
+                return
+            with recorded(self.folder):
+                yield
+            if self.complete:
+                (self.folder / f"{RECORD}.json").unlink(missing_ok=True)
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write the manifest over all files in the folder, after which the stage is complete.
@@ -138,21 +184,17 @@ class Stage:
         files = {
             str(path.relative_to(self.folder)): {"size": path.stat().st_size, "sha256": sha256(path)}
             for path in sorted(self.folder.rglob("*"))
-            if path.is_file() and path.name not in (_MANIFEST, _LOCK) and not path.name.startswith(PART)
+            if path.is_file()
+            and path.name != MANIFEST
+            and not is_own(path)
+            and not is_part(path.relative_to(self.folder))
+            and LOGGED not in path.relative_to(self.folder).parts
         }
         manifest = {"format": FORMAT, "kind": self.kind, "hash": self.hash, "key": plain(self.key), "files": files}
         manifest |= {"extra": plain(extra or {}), "provenance": provenance()}
-        write_json(self.folder / _MANIFEST, manifest)
+        write_json(self.folder / MANIFEST, manifest)
         return manifest
 
     def _damaged(self, what: str) -> ArtifactError:
         remedy = f"delete the folder {self.folder} and run again"
         return ArtifactError(f"stage {self.kind} is damaged: {what}", remedy=remedy)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

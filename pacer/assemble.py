@@ -11,24 +11,28 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from pacer.choices import CHOICES
-from pacer.decoding.build import speculative
+from pacer.branching_methods import branching_decoder, is_branching
+from pacer.choices import CHOICES, DRAFTERS, HEADS
+from pacer.decoding.build import beside, speculative
 from pacer.decoding.controllers.base import Controller
+from pacer.decoding.drafters.base import Drafter, drafter_class
 from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.lane import Lane
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError, SourceError, UnsupportedError
 from pacer.exit_methods import EXIT_DRAFTERS, exit_decoder
+from pacer.feature_methods import FEATURE_DRAFTER, feature_decoder
 from pacer.files import sha256
 from pacer.models.draft import TrainableDraft, load_draft
 from pacer.models.exits import ExitHead
+from pacer.models.feature_stack import FeatureStack
 from pacer.models.preverifier import Preverifier, load_preverifier, tuned_values
 from pacer.models.quantise import quantise
 from pacer.models.sources import fetch, load_model, load_tokenizer
 from pacer.models.stack import Stack
 from pacer.models.tokenizers import check_same_tokenizer, decode, stop_ids
 from pacer.resources import resource
-from pacer.rules import Judge, draft_rule
+from pacer.rules import Judge, draft_rule, needed, price_key
 from pacer.settings import MethodSettings, ModelSettings, SamplingSettings, SourceSettings
 
 PACKAGED = "packaged:"
@@ -50,10 +54,17 @@ class Models:
     exit_layers: Sequence[int] = ()  # likewise
     # pre-verifiers on an exit's states: kind, layers below, layers below the exit that accepts (None: the target)
     exit_judges: dict[tuple[str, int, int | None], Judge] = field(default_factory=dict)
+    feature: FeatureStack | None = None  # fed by the target; None where no method drafts with it
+    feature_judges: dict[str, Judge] = field(default_factory=dict)  # pre-verifier and heads on its states, by name
     judge: Stack | None = None  # what accepts the draft's tokens in simulated rounds; None: the target
+    # acceptance heads by name, and where they are; on an exit's states also by what names a pre-verifier there
+    heads: dict[tuple[str | int | None, ...], Judge] = field(default_factory=dict)
+    head_folders: dict[str, Path] = field(default_factory=dict)
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
     tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
+    # what rounds take, by `pacer.rules.price_key`: with a draft of 0, 1, … tokens, in one unit
+    prices: dict[str, list[float]] = field(default_factory=dict)
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
@@ -63,7 +74,9 @@ class Models:
 def load_target(model: ModelSettings, cache: Path, *, dtype: str | None = None) -> Models:
     """The target with its tokenizer and stop ids; fetched first if need be."""
     folder = fetch(model.target, cache)
-    hf = load_model(folder, dtype or model.dtype, model.device, model.attention, model.target.trust_remote_code)
+    hf = load_model(
+        folder, dtype or model.dtype, model.device, model.attention, model.target.trust_remote_code, model.device_map
+    )
     tokenizer = load_tokenizer(folder, model.target.trust_remote_code)
     stops = stop_ids(tokenizer, hf.generation_config, hf.config)
     return Models(Stack(hf), tokenizer, stops, folder, block=model.block)
@@ -142,10 +155,23 @@ def attach_preverifier(models: Models, folder: Path) -> None:
     models.preverifier_folder, models.tuned = folder, tuned_values(folder)
 
 
+def attach_head(models: Models, name: str, folder: Path) -> None:
+    """Load an acceptance head (`pacer.choices.HEADS`) for the models' pair."""
+    assert models.draft is not None, "the draft comes first"
+    module, _ = load_preverifier(folder, models.target, models.draft)
+    models.heads[(name,)], models.head_folders[name] = (module, None), folder
+
+
 def make_controller(method: MethodSettings, models: Models) -> Controller | None:
-    """The controller a method names, over the models' pre-verifier."""
+    """The controller a method names, over the models' parts."""
+    return draft_rule(method.name, method.controller, parts(models, method))
+
+
+def parts(models: Models, method: MethodSettings) -> dict[str, Any]:
+    """What rules and drafters may need, by name (`pacer.rules.PARTS`); None: it is not there."""
     judge = None if models.preverifier is None else (models.preverifier, models.tuned)
-    return draft_rule(method.name, method.controller, judge)
+    heads = {name: models.heads.get((name,)) for name in HEADS}
+    return {"preverifier": judge, "draft": models.draft, "prices": models.prices.get(price_key(method)), **heads}
 
 
 def plain_decoder(models: Models, sampling: SamplingSettings) -> Decoder:
@@ -158,17 +184,50 @@ def make_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
     """A decoder for one method over shared models; its caches are its own."""
     if method.drafter in EXIT_DRAFTERS:
         return exit_decoder(method, models, sampling)
+    if method.drafter == "pearl":
+        return pearl_decoder(method, models, sampling)
+    if method.drafter == FEATURE_DRAFTER:
+        return feature_decoder(method, models, sampling)
+    if is_branching(method):
+        return branching_decoder(method, models, sampling)
     controller = make_controller(method, models)
     if method.drafter is None or controller is None:
         return plain_decoder(models, sampling)
-    if method.drafter not in (drafters := CHOICES["method.drafter"]):
-        raise ConfigError("unknown method.drafter", value=method.drafter, allowed=("null", *drafters))
+    if method.drafter not in DRAFTERS:
+        own = own_drafter(method, models, sampling)
+        return speculative(models.target, own, controller, sampling, models.text, block=models.block)
     draft = models.draft if method.drafter == "model" else models.draft_full
     if draft is None:
         raise UnsupportedError(f"method {method.name} needs a draft model", remedy="set model.draft")
     size, record = models.target.vocab_size, controller.reads_record
     drafter = ModelDrafter(draft, size, sampling, record=record, block=models.block)
-    return speculative(models.target, drafter, controller, sampling, models.text, block=models.block)
+    last_only = method.checks == "last"
+    return speculative(
+        models.target, drafter, controller, sampling, models.text, block=models.block, last_only=last_only
+    )
+
+
+def pearl_decoder(method: MethodSettings, models: Models, sampling: SamplingSettings) -> Decoder:
+    """A decoder whose draft is written while the target verifies; no length rule can be asked meanwhile."""
+    values = dict(method.controller or {})
+    kind = values.pop("kind", None)
+    if kind is None:
+        return plain_decoder(models, sampling)
+    if kind != "balanced":
+        raise ConfigError(f"controller of method {method.name}", value=kind, allowed="balanced, none")
+    if models.draft is None:
+        raise UnsupportedError(f"method {method.name} needs a draft model", remedy="set model.draft")
+    return beside(models.target, models.draft, values.get("gamma"), sampling, models.text, models.block)
+
+
+def own_drafter(method: MethodSettings, models: Models, sampling: SamplingSettings) -> Drafter:
+    """The drafter of a module, with the values of the method's ``drafting``."""
+    found, values = drafter_class(str(method.drafter)), method.drafting or {}
+    if not issubclass(found, Drafter):
+        allowed = "a kind of Drafter or Branching"
+        raise ConfigError(f"drafter of method {method.name}", value=method.drafter, allowed=allowed)
+    given = needed(method.name, found, values, parts(models, method))
+    return found.build(values, models.target, sampling, **given)
 
 
 @functools.cache

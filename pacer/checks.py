@@ -5,41 +5,38 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from math import fsum, inf
-from typing import Any, NamedTuple
+from math import fsum
+from typing import Any
 
-from pacer.arms import check_controller, check_exits, is_reference, method_settings, unknown
-from pacer.choices import CHOICES
+from pacer.arms import (
+    check_controller,
+    check_drafter,
+    check_exits,
+    check_guarantee,
+    is_reference,
+    method_settings,
+    unknown,
+)
+from pacer.choices import CHOICES, GREEDY_DRAFTERS, HEADS
+from pacer.decoding.parts import Range
 from pacer.errors import ConfigError
-from pacer.settings import Settings
-
-
-class Range(NamedTuple):
-    """An interval; ``open_low`` leaves its lower end out, ``open_high`` its upper end."""
-
-    low: float = 0
-    high: float = inf
-    open_low: bool = False
-    open_high: bool = False
-
-    def holds(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        return above and (value < self.high if self.open_high or self.high == inf else value <= self.high)
-
-    def __str__(self) -> str:
-        if self.high == inf:
-            return f"{'>' if self.open_low else '≥'} {self.low}"
-        return f"{'(' if self.open_low else '['}{self.low}, {self.high}{')' if self.open_high else ']'}"
-
+from pacer.settings import MethodSettings, Settings
+from pacer.shards import shard_of
 
 _COUNT, _SIZE, _POSITIVE, _SHARE = Range(0), Range(1), Range(0, open_low=True), Range(0, 1)
 RANGES: dict[str, Range] = {
     "model.draft.head_size": _COUNT,
     "model.exits.head_size": _COUNT,
+    "model.feature.head_size": _COUNT,
+    "model.feature.layer": _COUNT,
     "model.block": _SIZE,
-    "preverifier.depth": Range(1, 2),
-    "preverifier.width": _SIZE,
-    "preverifier.gamma_max": _SIZE,
+    **{
+        f"{part}.{key}": allowed
+        for part in ("preverifier", *HEADS)
+        for key, allowed in {
+            "depth": Range(0, 4), "width": _SIZE, "gamma_max": _SIZE, "reject_weight": _POSITIVE,
+        }.items()
+    },
     "sampling.temperature": _COUNT,
     "sampling.top_k": _COUNT,
     "sampling.top_p": Range(0, 1, open_low=True),
@@ -53,6 +50,7 @@ RANGES: dict[str, Range] = {
     "labels.gamma": _SIZE,
     "labels.texts": _SIZE,
     "labels.tail": _COUNT,
+    "labels.temperature": _COUNT,
     "costs.draft": _COUNT,
     "costs.preverify": _COUNT,
     "costs.token": _COUNT,
@@ -73,9 +71,14 @@ RANGES: dict[str, Range] = {
     "trainer.prompt_weight": _COUNT,
     "trainer.kl_weight": _SHARE,
     "trainer.teacher_top_k": Range(2),
+    "trainer.devices": _SIZE,
+    "trainer.nodes": _SIZE,
     "layerskip.p_max": _SHARE,
     "layerskip.exit_scale": _SHARE,
     "layerskip.rotation": _SIZE,
+    "feature_draft.steps": Range(1, 8),
+    "feature_draft.regression": _COUNT,
+    "feature_draft.noise": _COUNT,
     "benchmark.limit": _SIZE,
     "benchmark.max_new_tokens": _SIZE,
     "benchmark.warmup": _COUNT,
@@ -84,6 +87,7 @@ RANGES: dict[str, Range] = {
     "benchmark.bootstrap": _SIZE,
     "profile.gamma_max": _COUNT,
     "profile.repeats": _SIZE,
+    "profile.scale": _SIZE,
     "replay.limit": _SIZE,
     "replay.gamma_max": Range(1, 32),
     "replay.tail": _COUNT,
@@ -92,6 +96,8 @@ RANGES: dict[str, Range] = {
     "advise.measured": _SIZE,
     "advise.prompts": _SIZE,
     "generate.max_new_tokens": _SIZE,
+    "shard.index": _COUNT,
+    "shard.count": _SIZE,
     "threads": _SIZE,
 }
 
@@ -112,14 +118,27 @@ def check(settings: Settings) -> None:
         if value is not None and not allowed.holds(value):
             raise ConfigError(key, value=value, allowed=str(allowed))
     _check_lists(settings)
+    shard_of(settings.shard)
     check_controller(settings.method.controller, "method.controller")
+    check_drafter(settings.method, "method")
     check_exits(settings.method, "method")
+    check_guarantee(settings.method, "method")
+    _check_greedy(settings.method, settings.sampling.temperature)
     for arm in settings.benchmark.arms:
         if not is_reference(arm):
-            method_settings(arm)
+            _check_greedy(method_settings(arm), settings.sampling.temperature)
         elif not re.fullmatch(r"hf_(generate|dynamic|heuristic)|hf_assisted( gamma=[1-9]\d*)?", arm):
             known = "hf_generate, hf_assisted, hf_assisted gamma=N, hf_dynamic, hf_heuristic"
             raise ConfigError("a reference arm takes no such settings", value=arm, allowed=known)
+
+
+def _check_greedy(method: MethodSettings, temperature: float) -> None:
+    """A draft that comes without what it was drawn from cannot be verified in sampling: said before all else."""
+    if method.drafter in GREEDY_DRAFTERS and temperature > 0:
+        raise ConfigError(
+            f"sampling.temperature with method {method.name}", value=temperature, allowed="0",
+            remedy="it decodes greedily only: sample with another method",
+        )  # fmt: skip
 
 
 def _check_lists(settings: Settings) -> None:
@@ -138,9 +157,12 @@ def _check_lists(settings: Settings) -> None:
         raise ConfigError("trainer.betas", value=betas, allowed="two numbers in [0, 1)")
     part = settings.trainer.part
     for name, unused in (("kl_weight", 0), ("prompt_labels", "text"), ("start_from", None)):
-        used = part == "draft" or (part == "exits" and name == "kl_weight")
+        used = part == "draft" or (part in ("exits", "feature_draft") and name == "kl_weight")
         if not used and (value := getattr(settings.trainer, name)) != unused:
             raise ConfigError(f"trainer.{name} is for the draft", value=value, allowed=str(unused))
+    if settings.trainer.strategy == "fsdp" and part != "layerskip":
+        remedy = "only tuning the model itself needs it split: drop trainer.strategy"
+        raise ConfigError("trainer.strategy", value="fsdp", allowed=f"auto, ddp for trainer.part={part}", remedy=remedy)
     ready = settings.corpus.file
     if not all(isinstance(file, str) for file in (ready if isinstance(ready, list) else [ready or ""])):
         raise ConfigError("corpus.file", value=ready, allowed="a path, a list of paths, or null")
@@ -150,6 +172,9 @@ def _check_lists(settings: Settings) -> None:
     for key in ("replay.draft_costs", "replay.token_costs"):
         if not get(settings, key) or not all(0 <= cost <= 10 for cost in get(settings, key)):
             raise ConfigError(key, value=get(settings, key), allowed="at least one number in [0, 10]")
+    if settings.profile.scale > 1 and settings.profile.weights != "random":
+        remedy = "add profile.weights=random: a trained model is as large as it is"
+        raise ConfigError("profile.scale", value=settings.profile.scale, allowed="1", remedy=remedy)
     for key in ("profile.contexts", "profile.batches"):
         if not all(number >= 1 for number in get(settings, key)):
             raise ConfigError(key, value=get(settings, key), allowed="whole numbers ≥ 1")

@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pacer.arms import controllers, unknown
 from pacer.checks import check_key
 from pacer.errors import ConfigError
-from pacer.resources import resource
+from pacer.resources import configs
 from pacer.settings import Settings
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+\+?|~)?(?P<key>[A-Za-z_][\w./@:-]*)(?P<equals>=)?")
@@ -45,7 +45,7 @@ def split_prompt(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def flags_first(words: Sequence[str]) -> list[str]:
     """The words with overrides last: argparse, which Hydra uses, refuses overrides on both sides of a flag."""
-    return [word for word in words if not _is_assignment(word)] + [word for word in words if _is_assignment(word)]
+    return [word for word in words if not is_assignment(word)] + [word for word in words if is_assignment(word)]
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     groups = _groups(overrides)
     for word in overrides:
         match = _OVERRIDE.match(word)
-        if not match or not _is_assignment(word):
+        if not match or not is_assignment(word):
             continue
         key = match["key"]
         if key.startswith(("hydra.", "hydra/")) or "@" in key or "/" in key or key in groups:
@@ -109,12 +109,15 @@ def _key_error(key: str) -> ConfigError | None:
 
 def _missing_config(error: MissingConfigException) -> ConfigError:
     group, _, name = str(error.missing_cfg_file).partition("/")
-    folder = resource("conf") / group
-    if folder.is_dir() and group != "hydra":
-        choices = sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
+    folders = [folder / group for folder in configs()]
+    if folders[0].is_dir() and group != "hydra":
+        found = {str(path.relative_to(folder).with_suffix("")) for folder in folders for path in folder.rglob("*.yaml")}
+        choices = sorted(found)
     else:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         choices = list(error.options or [])
+    if group == "hydra/launcher" and name in ("joblib", "submitit_slurm"):
+        return ConfigError("this launcher is not installed", value=name, remedy="pip install 'pacer[cluster]'")
     return unknown(f"no such {group}", name, choices)
 
 
@@ -125,21 +128,22 @@ def _is_override(word: str) -> bool:
     if word.startswith("-"):
         return not spaced
     match = _OVERRIDE.match(word)
-    if not match or not _is_assignment(word):
+    if not match or not is_assignment(word):
         return False
     # "E=mc^2 is what?" is a prompt, trainer.lrr=1 a mistyped key: an unknown first name and a space make a prompt.
     known = {field.name for field in fields(Settings)} | _groups([]) | {"hydra"}
     return not spaced or re.split(r"[./@]", match["key"])[0] in known
 
 
-def _is_assignment(word: str) -> bool:
+def is_assignment(word: str) -> bool:
+    """Whether a word is an override, not a flag."""
     match = _OVERRIDE.match(word)
     return bool(match and (match["equals"] or match["prefix"] == "~"))
 
 
 def _groups(overrides: Sequence[str]) -> set[str]:
     """Config groups of this project and of the folders given with --config-dir."""
-    folders = [resource("conf")]
+    folders = configs()
     for index, word in enumerate(overrides):
         if word in ("--config-dir", "-cd") and index + 1 < len(overrides):
             folders.append(Path(overrides[index + 1]))

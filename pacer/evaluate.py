@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+import shlex
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,15 @@ from pacer.app import run_folder, verb
 from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.artifacts import provenance, write_atomic, write_json
 from pacer.errors import ConfigError, UnsupportedError
-from pacer.files import sha256, stable_hash
-from pacer.settings import Settings
+from pacer.files import is_part, sha256, stable_hash
+from pacer.settings import Settings, ShardSettings
+from pacer.shards import Shard, shard_of
+from pacer.work import REPORTING, hold, is_own, recorded
 
 if TYPE_CHECKING:
     from pacer.assemble import Models
+    from pacer.evaluation.arms import Arm
+    from pacer.evaluation.runner import Benchmark
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +35,7 @@ def main(settings: Settings) -> None:
     Builds the draft and the pre-verifier it lacks. A stopped run goes on where it was.
     """
     from pacer.evaluation.arms import make_arm
-    from pacer.evaluation.runner import load_benchmarks, measure
+    from pacer.evaluation.runner import load_benchmarks
     from pacer.stages import build
 
     benchmark = settings.benchmark
@@ -40,13 +45,34 @@ def main(settings: Settings) -> None:
     models = build(settings, methods, full_head=any(arm.startswith(ASSISTED_ARMS) for arm in benchmark.arms))
     arms = [make_arm(arm, models, settings.sampling, benchmark.batch_size) for arm in benchmark.arms]
     folder = run_folder(settings, "evaluate")
-    folder.mkdir(parents=True, exist_ok=True)
-    _same_parts(folder, models)
-    write_atomic(folder / "settings.yaml", OmegaConf.to_yaml(OmegaConf.structured(settings)))
-    write_json(folder / "provenance.json", provenance())
-    lines = measure(benchmarks, arms, models, benchmark, folder / "trace.jsonl")
-    guarantees = {arm.name: arm.guarantee for arm in arms}
-    report(settings, folder, lines, benchmarks, guarantees)
+    shard = shard_of(settings.shard)
+    with hold(folder, shard.name):
+        _same_parts(folder, models)
+        write_atomic(folder / "settings.yaml", _settings_text(settings))
+        write_json(folder / f"provenance{shard.name}.json", provenance())
+        _measured(settings, folder, shard, benchmarks, arms, models)
+
+
+def _settings_text(settings: Settings) -> str:
+    return OmegaConf.to_yaml(OmegaConf.structured(replace(settings, shard=ShardSettings())))
+
+
+def _measured(
+    settings: Settings, folder: Path, shard: Shard, benchmarks: list[Benchmark], arms: list[Arm], models: Models
+) -> None:
+    """Measure this process's part; whoever finds that nothing is missing any more reports on the whole."""
+    from pacer.evaluation.merging import measure_part, merge
+
+    with recorded(folder, shard.name) as record:
+        record |= measure_part(folder, shard, benchmarks, arms, models, settings.benchmark)
+        with hold(folder, REPORTING):
+            lines, missing = merge(folder, benchmarks, [arm.name for arm in arms], settings.benchmark)
+            if missing and shard.count > 1:
+                done = f"{record['measured']} of its {record['requests']} requests are measured"
+                print(f"part {shard.index} of {shard.count}: {done}; of all parts {missing} are missing.")
+                print(f"The table comes with the last of them: python -m pacer.status {shlex.quote(str(folder))}")
+                return
+            report(settings, folder, lines, benchmarks, {arm.name: arm.guarantee for arm in arms})
 
 
 def _same_parts(folder: Path, models: Models) -> None:
@@ -62,9 +88,13 @@ def _same_parts(folder: Path, models: Models) -> None:
         "draft": identity(models.draft, layers=True) if models.draft else None,
         "preverifier": sha256(trained / "model.safetensors") if trained else None, "tuned": models.tuned,
         "exits": {f"{kind} {layer}": digest(head.parameters()) for (kind, layer), head in models.exits.items()},
+        "heads": {name: sha256(head / "model.safetensors") for name, head in models.head_folders.items()},
+        "feature": digest(models.feature.draft.parameters()) if models.feature else None,
+        **({"prices": models.prices} if models.prices else {}),
+        "on_feature": {name: digest(head.parameters()) for name, (head, _) in models.feature_judges.items()},
     }  # fmt: skip
     path = folder / "parts.json"
-    if path.is_file() and (folder / "trace.jsonl").is_file() and json.loads(path.read_text()) != parts:
+    if path.is_file() and any(folder.glob("trace*.jsonl")) and json.loads(path.read_text()) != parts:
         raise ConfigError(
             "this run was begun with another draft, pre-verifier or tuning", value=str(folder),
             remedy="give the new one a name of its own (name=…), or delete the folder",
@@ -85,6 +115,7 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     from pacer.evaluation.metrics import check_trace, evaluate_trace
     from pacer.evaluation.runner import score_all
     from pacer.reporting.tables import to_csv, to_markdown, to_text
+    from pacer.reporting.wandb_runs import log_results
     from pacer.stages import command_line
 
     wrong = check_trace(lines)
@@ -104,15 +135,18 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     )  # fmt: skip
     write_json(folder / "results.json", results)
     command = command_line()
-    machine = json.loads((folder / "provenance.json").read_text())["machine"]
-    where = f"{machine['processor']}, {machine['cores']} cores, {settings.model.name} {settings.model.dtype}"
+    machines = {json.dumps(json.loads(p.read_text())["machine"]) for p in folder.glob("provenance*.json")}
+    names = {f"{m['processor']}, {m['cores']} cores" for m in map(json.loads, machines)}
+    where = f"{' and '.join(sorted(names))}, {settings.model.name} {settings.model.dtype}"
     write_atomic(folder / "table.md", to_markdown(results, command=command, machine=where, notes=notes))
     write_atomic(folder / "table.csv", to_csv(results))
     plot(results, folder / "plots", command)
+    log_results(settings.logger, folder, "evaluate", {"results": results["rows"], "overall": results["overall"]})
     print(to_text(results, command=command, machine=where, notes=notes))
     print("\nwritten:")
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and not (is_own(p) or is_part(p))):
         print(f"  {path}")
+    print(f"\nround by round, in a browser: python -m pacer.report run={shlex.quote(str(folder))}")
 
 
 def plot(results: dict[str, Any], folder: Path, command: str) -> None:

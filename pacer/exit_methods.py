@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from pacer.choices import HEADS
 from pacer.decoding.build import Stage, speculative
 from pacer.decoding.controllers.buffer import BufferRule, Enough
 from pacer.decoding.controllers.preverified import Preverified
@@ -14,7 +15,7 @@ from pacer.decoding.ladder import Ladder, Rung
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError
 from pacer.models.exit_stack import ExitStack
-from pacer.rules import Judge, draft_rule, preverifier_rule
+from pacer.rules import Judge, draft_rule, needed_by, preverifier_rule, price_key
 from pacer.settings import ExitSettings, MethodSettings, SamplingSettings
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def exit_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
     exits = [ExitStack(target, head) for head in heads]
     accepts = [*depths[1:], None]  # who accepts what each exit writes
     judges = [models.exit_judges.get((kind, *pair)) for pair in zip(depths, accepts, strict=True)]
-    controller = draft_rule(method.name, method.controller, judges[0])
+    own = {name: models.heads.get((name, kind, depths[0], accepts[0])) for name in HEADS}
+    prices = models.prices.get(price_key(method))
+    controller = draft_rule(method.name, method.controller, {"preverifier": judges[0], "prices": prices, **own})
     if controller is None:
         return Decoder(target, None, sampling, models.text, ladder.rungs[-1], shares_prefixes=models.block is not None)
     if method.drafter == "exits":
@@ -90,8 +93,14 @@ def _buffer_rule(
     return Enough(sizes[number])
 
 
-def wanted_judges(methods: Iterable[MethodSettings], exits: ExitSettings) -> set[tuple[str, int, int | None]]:
-    """The pre-verifiers on exits that these methods need: kind, layers below, and below the exit that accepts."""
+def wanted_judges(
+    methods: Iterable[MethodSettings], exits: ExitSettings, part: str = "preverifier"
+) -> set[tuple[str, int, int | None]]:
+    """The pre-verifiers on exits that these methods need: kind, layers below, and below the exit that accepts.
+
+    Args:
+        part: or acceptance heads of this name.
+    """
     found: set[tuple[str, int, int | None]] = set()
     for method in methods:
         if method.drafter not in EXIT_DRAFTERS:
@@ -100,6 +109,6 @@ def wanted_judges(methods: Iterable[MethodSettings], exits: ExitSettings) -> set
         accepts = [*depths[1:], None]
         rules = [method.controller, *[method.buffer] * (len(depths) - 1)]
         for rule, depth, by in zip(rules, depths, accepts, strict=True):
-            if (rule or {}).get("kind") == "preverifier":
+            if part in needed_by(rule):
                 found.add((kind, depth, by))
     return found

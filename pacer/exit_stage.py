@@ -10,6 +10,7 @@ from typing import Any
 
 from pacer.artifacts import Stage
 from pacer.assemble import Models, checkpoint_folder, load_target, needed_ids
+from pacer.choices import HEADS
 from pacer.data.corpus import Text, split_texts
 from pacer.exit_methods import wanted_exits, wanted_judges
 from pacer.files import stable_hash
@@ -18,6 +19,7 @@ from pacer.models.exit_stack import ExitStack
 from pacer.models.exits import ExitHead, check_layers, check_wanted, load_exits, reduced_ids, shared_exits
 from pacer.models.preverifier import load_preverifier, tuned_values
 from pacer.settings import ExitSettings, MethodSettings, Settings
+from pacer.train_stage import train_once, trainer_key
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +42,24 @@ def attach_judges(settings: Settings, models: Models, methods: Sequence[MethodSe
     """
     from pacer.stages import preverifier_checkpoint
 
-    own = replace(settings, preverifier=replace(settings.preverifier, source=None))
-    for kind, layer, by in sorted(wanted_judges(methods, settings.model.exits), key=str):
+    wanted = [
+        (part, *judge)
+        for part in ("preverifier", *HEADS)
+        for judge in sorted(wanted_judges(methods, settings.model.exits, part), key=str)
+    ]
+    for part, kind, layer, by in wanted:
+        own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
         exits = {at: ExitStack(models.target, models.exits[kind, at]) for at in (layer, by) if at is not None}
         pair = replace(models, draft=exits[layer], judge=None if by is None else exits[by])
         weights = {at: digest([w for w in exit.exit.parameters()] or [exit.norm.weight]) for at, exit in exits.items()}
         # not of the dtype: what rounding changes in an exit's words is no reason to label and train anew
         key = stable_hash([kind, layer, by, weights, asdict(settings.model.target)])
-        folder = preverifier_checkpoint(own, pair, key)
-        module, _ = load_preverifier(folder, models.target, exits[layer])
-        models.exit_judges[kind, layer, by] = (module, tuned_values(folder))
+        folder = preverifier_checkpoint(own, pair, key, part)
+        judge = (load_preverifier(folder, models.target, exits[layer])[0], tuned_values(folder))
+        if part in HEADS:
+            models.heads[part, kind, layer, by] = judge
+        else:
+            models.exit_judges[kind, layer, by] = judge
 
 
 def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dict[int, ExitHead]:
@@ -92,10 +102,6 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
     exits, trainer = chosen_exits(settings.model.exits, layers), stages.trainer_of(settings, "exits")
     models = models or load_target(settings.model, Path(settings.paths.cache).expanduser())
     check_layers(models.target, exits.layers)
-    names = ("kind", "layers", "head_size", "weights")
-    made_of = {name: getattr(exits, name) for name in names}
-    made_of["attention_only"] = exits.kind == "adapter" and exits.attention_only
-    key = {"exits": made_of, "dtype": settings.model.dtype, "trainer": asdict(trainer)}
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
         log.info("training exits after %s layers in %s", exits.layers, stage.folder)
@@ -104,7 +110,18 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
             command=stages.command_line(),
         )  # fmt: skip
 
-    return _made(settings, models, "exits", key, train) / "exits"
+    return trained_stage(settings, models, "exits", exits_key(settings, layers), train) / "exits"
+
+
+def exits_key(settings: Settings, layers: Sequence[int]) -> dict[str, Any]:
+    """What exits are made of, beside the corpus; arguments and errors as :func:`exits_checkpoint`."""
+    from pacer import stages
+
+    exits = chosen_exits(settings.model.exits, layers)
+    made_of = {name: getattr(exits, name) for name in ("kind", "layers", "head_size", "weights")}
+    made_of["attention_only"] = exits.kind == "adapter" and exits.attention_only
+    trainer = stages.trainer_of(settings, "exits")
+    return {"exits": made_of, "dtype": settings.model.dtype, "trainer": trainer_key(trainer)}
 
 
 def chosen_exits(exits: ExitSettings, layers: Sequence[int]) -> ExitSettings:
@@ -123,7 +140,6 @@ def layerskip_checkpoint(settings: Settings) -> Path:
     models = load_target(settings.model, cache)  # in the dtype that decodes: it writes the corpus
     trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
     check_layers(models.target, exits)
-    key = {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": asdict(trainer)}
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
         log.info("tuning the model by LayerSkip's recipe in %s", stage.folder)
@@ -135,10 +151,18 @@ def layerskip_checkpoint(settings: Settings) -> Path:
         for name in ("last.ckpt", "best.ckpt"):  # as large as the model, which is saved
             (stage.folder / name).unlink(missing_ok=True)
 
-    return _made(settings, models, "layerskip", key, train) / "model"
+    return trained_stage(settings, models, "layerskip", layerskip_key(settings), train) / "model"
 
 
-def _made(
+def layerskip_key(settings: Settings) -> dict[str, Any]:
+    """What a tuned model is made of, beside the corpus."""
+    from pacer import stages
+
+    trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
+    return {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": trainer_key(trainer)}
+
+
+def trained_stage(
     settings: Settings,
     models: Models,
     kind: str,
@@ -149,14 +173,15 @@ def _made(
     from pacer import stages
 
     texts, corpus_key = stages.corpus(settings, models)
+    stage = stage_on(settings, corpus_key, kind, key)
+    parts = split_texts(texts, settings.corpus.parts)
+    train_once(stage, lambda: train(stage, parts.get("draft", []), parts.get("tuning", [])))
+    return stage.folder
+
+
+def stage_on(settings: Settings, corpus_key: str, kind: str, key: dict[str, Any]) -> Stage:
+    """Where a part goes that is made of ``key`` and learns from the corpus."""
     whole = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "target": asdict(settings.model.target), **key,
     }  # fmt: skip
-    stage = Stage(Path(settings.paths.runs) / "stages", kind, whole)
-    if not stage.complete:
-        with stage.lock():
-            if not stage.complete:
-                parts = split_texts(texts, settings.corpus.parts)
-                train(stage, parts.get("draft", []), parts.get("tuning", []))
-                stages.finish_training(stage)
-    return stage.folder
+    return Stage(Path(settings.paths.runs) / "stages", kind, whole)

@@ -22,9 +22,11 @@ _DISK = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the disk is read-only",
-    errno.EACCES: "no permission to write there",
-    errno.EPERM: "no permission to write there",
+    errno.EACCES: "no permission there",
+    errno.EPERM: "no permission there",
+    errno.ENOENT: "it is gone, or was never there",
 }
+_ELSEWHERE = "free space, or point paths.runs and paths.cache (PACER_CACHE) elsewhere; the same command resumes"
 
 
 class ArtifactError(PacerError):
@@ -36,7 +38,8 @@ def write_atomic(path: Path, data: bytes | str | Callable[[Path], object]) -> Pa
 
     Args:
         path: where to; missing folders are made.
-        data: the content, or a function that writes to the path it is given (which keeps the file's suffix).
+        data: the content, or a function that writes a file or a folder to the path it is given (of the same name, in
+            a temporary folder, since a library that is killed leaves temporary files of its own beside what it writes).
 
     Returns:
         `path`.
@@ -50,15 +53,23 @@ def write_atomic(path: Path, data: bytes | str | Callable[[Path], object]) -> Pa
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if callable(data):
-                data(part)
+                part.mkdir()
+                whole = part / path.name
+                data(whole)
             else:
+                whole = part
                 part.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
-            _sync(part)
-            os.replace(part, path)
+            _sync(whole)
+            os.replace(whole, path)
             _sync(path.parent)
     finally:
         remove(part)
     return path
+
+
+def is_part(path: Path) -> bool:
+    """Whether a path leads to something unfinished: what a killed writer left, or another is writing."""
+    return any(name.startswith(PART) for name in path.parts)
 
 
 def write_json(path: Path, value: object) -> Path:
@@ -118,8 +129,17 @@ def disk_errors(path: Path) -> Iterator[None]:
             reason = _DISK[errno.ENOSPC]
         if reason is None:
             raise
-        remedy = "free space, or point paths.runs and paths.cache (PACER_CACHE) elsewhere; the same command resumes"
-        raise ArtifactError(f"cannot write {path}: {reason}", remedy=remedy) from error
+        raise ArtifactError(f"cannot write {path}: {reason}", remedy=_ELSEWHERE) from error
+
+
+def file_error(error: OSError) -> ArtifactError | None:
+    """What a disk refused wherever that was, as one clear line; None for what has nothing to do with files."""
+    gone = isinstance(error, FileNotFoundError)
+    reason = _DISK.get(error.errno or 0, error.strerror or str(error))
+    if not (gone or error.filename or error.errno in _DISK):
+        return None
+    remedy = "the same command makes again what was deleted meanwhile" if gone else _ELSEWHERE
+    return ArtifactError(f"cannot read or write {error.filename or 'a file'}: {reason}", remedy=remedy)
 
 
 def _is_full(path: Path) -> bool:

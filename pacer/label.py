@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from pacer.app import verb
 from pacer.arms import method_settings
 from pacer.assemble import load_target
+from pacer.choices import HEADS
 from pacer.settings import Settings
 
 
 @verb
 def main(settings: Settings) -> None:
-    """Writes what `trainer.part` learns from: the corpus, and for a pre-verifier the draft's simulated rounds on it.
+    """Writes what `trainer.part` learns from: the corpus, and for a pre-verifier or an acceptance head the draft's
+    simulated rounds on it.
 
     Killed and started again, it goes on where it was; `pacer.train` with the same words finds all of it ready.
     """
     from pacer import stages
     from pacer.data.corpus import split_texts
 
-    if settings.trainer.part != "preverifier":
+    judges = settings.trainer.part in ("preverifier", *HEADS)
+    if not judges:
         models = load_target(settings.model, Path(settings.paths.cache).expanduser())
     else:
         models = stages.build(settings, [method_settings("sd")])
@@ -29,7 +33,8 @@ def main(settings: Settings) -> None:
         tokens = sum(len(text.output_ids) for text in members)
         tasks = ", ".join(f"{task} {count}" for task, count in sorted(Counter(t.task for t in members).items()))
         print(f"{part:12} {len(members):6} texts {tokens:8} tokens ({tasks})")
-    if settings.trainer.part == "preverifier":
+    if judges:
+        settings = replace(settings, preverifier=getattr(settings, settings.trainer.part))
         folder = stages.draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
         for part in ("preverifier", "tuning"):
             pairs, _ = stages.labels(settings, models, part, stages.draft_key(settings, folder))

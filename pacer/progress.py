@@ -17,17 +17,17 @@ class Lines(tqdm):
     """tqdm that writes whole lines instead of redrawing one."""
 
     disable: bool
-    shown: int | float | None = None  # what the last line said
+    shown: tuple[Any, Any] | None = None  # what the last line said
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         self.fp.write((msg or str(self)).strip() + "\n")
         self.fp.flush()
-        self.shown = self.n
+        self.shown = self.n, self.postfix
         return True
 
     def close(self) -> None:
         """One last line, unless it has been said; tqdm's own close would add control characters."""
-        if not self.disable and self.shown != self.n:
+        if not self.disable and self.shown != (self.n, self.postfix):
             self.display()
         self.disable = True
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,18 @@ def provenance() -> dict[str, Any]:
         "command": sys.argv,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def command_text(words: Sequence[str]) -> str:
+    """A command as one types it, from the words of its process: ``python -m pacer.VERB …`` or ``python scripts/… …``.
+
+    A notebook's kernel has words of its own, which say nothing of the notebook.
+    """
+    program = Path(words[0])
+    if program.stem == "ipykernel_launcher":
+        return "a notebook"
+    name = f"scripts/{program.name}" if program.parent.name == "scripts" else f"-m pacer.{program.stem}"
+    return shlex.join(["python", *name.split(), *words[1:]])
 
 
 def _version(name: str) -> str | None:

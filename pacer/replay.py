@@ -31,6 +31,7 @@ def main(settings: Settings) -> None:
     from pacer.evaluation.replay.results import results, to_text
     from pacer.evaluation.replay.search import families
     from pacer.evaluation.replay.stage import dense_table, texts_of
+    from pacer.reporting.wandb_runs import log_results
     from pacer.stages import build, command_line
 
     if settings.replay.write and settings.replay.texts == "benchmark" and settings.replay.split != "tune":
@@ -56,6 +57,7 @@ def main(settings: Settings) -> None:
         files.append(_write(models, result, found, prices, stable_hash([text.id for text in texts])))
     tuned = {family: arm for family, arm in arms.items() if family not in ("oracle", "fixed_here")}
     files.append(write_json(folder / "tuned.json", tuned))  # the last: with it the search is finished
+    log_results(settings.logger, folder, "replay", {"results": result["rows"]})
     print("\nwritten:")
     for path in files:
         print(f"  {path}")

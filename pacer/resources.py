@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pacer.errors import SourceError
@@ -19,6 +20,19 @@ def resource(name: str) -> Path:
     if name not in NAMES:
         raise SourceError("unknown resource", value=name, allowed=NAMES)
     return locate(name, PACKAGE)
+
+
+def configs() -> list[Path]:
+    """Folders of configs: that of pacer, then those in PACER_CONF (as in PATH), where a user keeps parts of their own.
+
+    Raises:
+        SourceError: PACER_CONF names what is no folder.
+    """
+    own = [Path(word).expanduser().resolve() for word in os.environ.get("PACER_CONF", "").split(os.pathsep) if word]
+    for folder in own:
+        if not folder.is_dir():
+            raise SourceError("PACER_CONF names no folder", value=str(folder))
+    return [resource("conf"), *own]
 
 
 def locate(name: str, package: Path) -> Path:

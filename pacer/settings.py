@@ -45,14 +45,27 @@ class ExitSettings:
 
 
 @dataclass
+class FeatureSettings:
+    """A drafter fed by the target's last states (models/feature.py)."""
+
+    source: str | None = None  # checkpoint folder, or packaged:NAME; null: trained by these settings
+    head_size: int = 8192  # ids in its head (0: whole vocabulary)
+    head: str = "frozen"  # the target's head rows as they are, or a copy that is trained: frozen | trained
+    layer: int | None = None  # the target's layer that its layer starts as; null: one that hands its input through
+
+
+@dataclass
 class ModelSettings:
     name: str = "???"
     target: SourceSettings = field(default_factory=SourceSettings)
     draft: DraftSettings = field(default_factory=DraftSettings)
     dtype: str = "bfloat16"  # float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda | cuda:N
+    # the target's layers over all GPUs, as transformers places them: auto | balanced | balanced_low_0 | sequential
+    device_map: str | None = None
     attention: str = "sdpa"  # sdpa
     exits: ExitSettings = field(default_factory=ExitSettings)
+    feature: FeatureSettings = field(default_factory=FeatureSettings)
     block: int | None = None  # tokens to a block of paged key/value memory; null: contiguous
 
 
@@ -61,15 +74,25 @@ class PreverifierSettings:
     """PACER's pre-verification layer M_B. All choices the paper leaves open are values here (PAPERS §1, [ours])."""
 
     source: str | None = None  # checkpoint folder; null: the run made from these settings
-    depth: int = 1  # decoder layers
+    depth: int = 1  # decoder layers; with attention none residual blocks, 0: a linear probe
     width: int | None = None  # null: the draft's width
     state: str = "after_norm"  # which draft state is read: before_norm | after_norm
     index_embedding: bool = True  # learned embedding of the index inside the current draft
-    attention: str = "prefix"  # what an entry sees: prefix (and the current draft) | block (the current draft alone)
+    # what an entry sees: prefix (and the current draft) | block (the current draft alone) | none (itself)
+    attention: str = "prefix"
+    token: bool = True  # the token's own embedding is part of its entry
     # of logprob, entropy, margin, match, cumulative; [] is the paper's form
     features: list[str] = field(default_factory=lambda: ["logprob", "entropy", "margin", "match", "cumulative"])
-    label: str = "survival"  # survival | conditional | next
+    label: str = "survival"  # survival | conditional | next | certain
+    reject_weight: float = 1.0  # of what was rejected, in the loss
     gamma_max: int = 16
+
+
+def acceptance_head(**values: Any) -> PreverifierSettings:
+    """A pre-verifier that reads the state alone; its drafts may be longer than those it was trained on."""
+    return PreverifierSettings(
+        attention="none", token=False, index_embedding=False, features=[], gamma_max=20, **values
+    )
 
 
 @dataclass
@@ -78,8 +101,10 @@ class MethodSettings:
 
     name: str = "pacer"
     # null | model | model_full (the head over the whole vocabulary) | exit (the first of the exits) | exits (the first
-    # that is sure)
+    # that is sure) | feature (fed by the target) | pearl (a model, beside the target) | a module of
+    # pacer/decoding/drafters/
     drafter: str | None = "model"
+    drafting: dict[str, Any] | None = None  # values of such a module's drafter
     controller: dict[str, Any] | None = None  # {kind: fixed, gamma: 4} …; null: no drafting
     # layers below each exit: what drafts, then what verifies before the target does; null: the first of model.exits
     exits: list[int] | None = None
@@ -89,6 +114,7 @@ class MethodSettings:
     buffer: dict[str, Any] | None = None
     bonus: bool = True  # such an exit adds a token of its own after full acceptance too
     share: float = 1.0  # of a batch's drafting rows, how many buffers must be full before these go on; 1: all
+    checks: str = "all"  # what of a draft the target checks: all | last (its last token; the others stay: lossy)
     guarantee: str = "exact"  # exact (greedy identity, sampled distribution) | lossy
 
 
@@ -125,6 +151,7 @@ class LabelSettings:
     gamma: int = 16  # draft length of a simulated round
     texts: int | None = None  # limit
     tail: int = 6  # tokens past the first rejection that are still trained on
+    temperature: float = 0.0  # of draft and target in simulated rounds; 0: greedy, p and q are one-hot
     seed: int = 0
 
 
@@ -140,7 +167,7 @@ class CostSettings:
 
 @dataclass
 class TrainerSettings:
-    part: str = "preverifier"  # draft | preverifier | exits | layerskip
+    part: str = "preverifier"  # draft | preverifier | exits | layerskip | feature_draft
     lr: float = 1e-3
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -160,9 +187,12 @@ class TrainerSettings:
     monitor: str = "val/sim_speedup"
     prompt_weight: float = 0.15  # all but the preverifier: loss weight of prompt tokens
     prompt_labels: str = "text"  # draft only: the prompt's next token, or the target's choice there: text | teacher
-    kl_weight: float = 0.0  # draft, exits: share of the divergence from the target's predictions in the loss
-    teacher_top_k: int = 8  # draft, exits: ids per position of those predictions
+    kl_weight: float = 0.0  # draft, exits, feature_draft: share of the divergence from the target's predictions
+    teacher_top_k: int = 8  # draft, exits, feature_draft: ids per position of those predictions
     start_from: str | None = None  # draft only: checkpoint folder or packaged:NAME; null: the target's own layers
+    devices: int = 1  # processes per node, each with a device of its own (pacer/training/ranks.py)
+    nodes: int = 1
+    strategy: str = "auto"  # of several processes: auto (ddp) | ddp | fsdp (layerskip only: the model is split too)
     seed: int = 0
 
 
@@ -173,6 +203,15 @@ class LayerSkipSettings:
     p_max: float = 0.1  # chance of leaving the last layer out, of a row in a step; earlier layers: less
     exit_scale: float = 0.2  # share of the exits' losses beside the last layer's
     rotation: int = 8  # one in so many layers has a loss in a step; they take turns
+
+
+@dataclass
+class FeatureDraftSettings:
+    """What a drafter fed by the target learns beside the next token (arXiv 2401.15077, 2408.15766)."""
+
+    steps: int = 2  # tokens of a draft that training makes: the first from the target's features, others from its own
+    regression: float = 0.1  # weight of the distance between its features and the target's
+    noise: float = 0.0  # bound of the uniform noise on the target's features that it reads
 
 
 @dataclass
@@ -199,6 +238,8 @@ class ProfileSettings:
     batches: list[int] = field(default_factory=lambda: [1, 4, 16])
     gamma_max: int = 16
     repeats: int = 5
+    weights: str = "trained"  # trained | random: the models' shapes alone, nothing is fetched or trained
+    scale: int = 1  # random: layers, heads, MLP and vocabulary over so much
 
 
 @dataclass
@@ -236,11 +277,35 @@ class GenerateSettings:
 
 
 @dataclass
+class ReportSettings:
+    """What `report` shows of finished runs beside `run`: one of the papers' tables."""
+
+    table: str | None = None  # its name; conf/experiment/table has one of each
+    kept: list[str] = field(default_factory=lambda: ["data/results"])  # folders of kept results, read with paths.runs
+
+
+@dataclass
+class ExportSettings:
+    """A trained part as files that others read (models/export.py)."""
+
+    part: str = "draft"  # draft | feature | exits | preverifier
+    to: str | None = None  # a folder that is new or empty
+
+
+@dataclass
 class LoggerSettings:
     csv: bool = True
     wandb: str = "disabled"  # disabled | offline | online
     project: str = "pacer"
     group: str | None = None
+
+
+@dataclass
+class ShardSettings:
+    """Which part of the work is this process's, where several share it (pacer/shards.py)."""
+
+    index: int | None = None  # from 0; null: SLURM_ARRAY_TASK_ID, else RANK (not in a sweep: its jobs are no shards)
+    count: int | None = None  # null: SLURM_ARRAY_TASK_COUNT, else WORLD_SIZE; 1: the whole
 
 
 @dataclass
@@ -254,6 +319,11 @@ class PathSettings:
 class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     preverifier: PreverifierSettings = field(default_factory=PreverifierSettings)
+    # heads of other methods, each made when one is wanted: SPRINTER's probe, SpecDec++'s residual blocks
+    probe: PreverifierSettings = field(default_factory=lambda: acceptance_head(depth=0, label="certain"))
+    specdecpp: PreverifierSettings = field(
+        default_factory=lambda: acceptance_head(depth=3, label="conditional", reject_weight=6.0)
+    )
     method: MethodSettings = field(default_factory=MethodSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     corpus: CorpusSettings = field(default_factory=CorpusSettings)
@@ -261,14 +331,20 @@ class Settings:
     costs: CostSettings = field(default_factory=CostSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     layerskip: LayerSkipSettings = field(default_factory=LayerSkipSettings)
+    feature_draft: FeatureDraftSettings = field(default_factory=FeatureDraftSettings)
     benchmark: BenchmarkSettings = field(default_factory=BenchmarkSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     advise: AdviseSettings = field(default_factory=AdviseSettings)
     generate: GenerateSettings = field(default_factory=GenerateSettings)
+    report: ReportSettings = field(default_factory=ReportSettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     paths: PathSettings = field(default_factory=PathSettings)
+    shard: ShardSettings = field(default_factory=ShardSettings)
     name: str = "???"  # the experiment's name: runs/<verb>/<name>/<hash>
     threads: int | None = None  # torch CPU threads
+    run: Any = None  # report: folder of a finished run, or a list of them
+    dry_run: bool = False  # print what would be done, and the memory it takes; do nothing
     color: bool = False  # short for generate.color
     sandbox: str | None = None  # short for benchmark.sandbox

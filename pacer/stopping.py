@@ -6,6 +6,7 @@ already on disk, so the same command resumes. A second SIGINT interrupts at once
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -39,8 +40,22 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _requested.append(number)
     if again:
         raise KeyboardInterrupt
+    _pass_on()
     # os.write: a handler may run in the middle of a print, whose buffer must not be entered twice.
     os.write(2, b"\nstopping at the next safe point (Ctrl-C twice: at once)\n")
+
+
+def _pass_on() -> None:
+    """To joblib's workers, which stop at safe points of their own; what else runs beside us ends with its work."""
+    for worker in multiprocessing.active_children():
+        if worker.name.startswith("LokyProcess"):
+            worker.terminate()
+
+
+def keep_stop_signals() -> None:
+    """Turn SIGTERM and SIGINT into stop requests for the rest of this process: a stopped worker starts nothing more."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _on_signal)
 
 
 @contextmanager

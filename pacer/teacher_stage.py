@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from pacer.artifacts import ArtifactError, Stage, write_atomic
+from pacer.artifacts import ArtifactError, Stage
 from pacer.data.corpus import Text
 from pacer.data.teacher import Teacher, predict, token_bytes, write_shard
 from pacer.errors import ConfigError
+from pacer.files import disk_errors
 from pacer.models.stack import Stack
 from pacer.progress import progress
 from pacer.settings import Settings, TrainerSettings
-from pacer.stopping import check_stop
+from pacer.shards import WHOLE, Shard, pieces
 
 SUFFIX = ".safetensors"
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ def teacher_stage(settings: Settings, trainer: TrainerSettings, corpus_key: str)
     return Stage(Path(settings.paths.runs) / "stages", "teacher", key)
 
 
-def teacher_labels(stage: Stage, target: Stack, texts: Sequence[Text]) -> Teacher:
+def teacher_labels(stage: Stage, target: Stack, texts: Sequence[Text], shard: Shard = WHOLE) -> Teacher:
     """The stage's predictions for these texts; the shards that are missing are made first.
 
     Raises:
@@ -42,35 +43,37 @@ def teacher_labels(stage: Stage, target: Stack, texts: Sequence[Text]) -> Teache
         ArtifactError: the disk has not the room, or fills up on the way; finished shards are kept.
     """
     if not stage.complete:
-        with stage.lock():
-            if not stage.complete:
-                _label(stage, target, texts)
+        _label(stage, target, texts, shard)
     return Teacher(sorted(stage.folder.glob(f"shard-*{SUFFIX}")))
 
 
-def _label(stage: Stage, target: Stack, texts: Sequence[Text]) -> None:
+def _label(stage: Stage, target: Stack, texts: Sequence[Text], shard: Shard) -> None:
     k, size, vocabulary = stage.key["k"], stage.key["shard_size"], target.vocab_size
     if k >= vocabulary:
         raise ConfigError("trainer.teacher_top_k", value=k, allowed=f"2 … {vocabulary - 1} for this target")
-    shards = [texts[i : i + size] for i in range(0, len(texts), size)]
+    shards, own = pieces(texts, size, shard, lambda text: text.id)
     missing = stage.missing(len(shards), SUFFIX)
     tokens = [sum(len(t.prompt_ids) + len(t.output_ids) for t in shard) for shard in shards]
     _check_room(stage.folder, sum(map(len, shards)), sum(tokens), sum(tokens[i] for i in missing), k, vocabulary)
     about = {name: stage.key[name] for name in ("target", "dtype", "k")}
     with progress(sum(tokens), "teacher", "token", initial=sum(tokens) - sum(tokens[i] for i in missing)) as bar:
-        for index in missing:
+
+
+        def make(index: int) -> Callable[[Path], None]:
             found = predict(target, [[*t.prompt_ids, *t.output_ids] for t in shards[index]], k)
-            write = partial(
+            bar.update(tokens[index])
+            return partial(
                 write_shard, names=[t.id for t in shards[index]], predictions=found, vocabulary=vocabulary, about=about
             )
-            write_atomic(stage.shard(index, SUFFIX), write)
-            bar.update(tokens[index])
-            check_stop()
-    stage.finish({"texts": len(texts), "tokens": sum(tokens), "bytes_per_token": token_bytes(k, vocabulary)})
+
+        extra = {"texts": len(texts), "tokens": sum(tokens), "bytes_per_token": token_bytes(k, vocabulary)}
+        stage.fill(len(shards), make, suffix=SUFFIX, first=own, extra=extra)
 
 
 def _check_room(folder: Path, texts: int, tokens: int, missing: int, k: int, vocabulary: int) -> None:
     """Say how much will be written, and refuse where the disk has less than what is missing."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     each, free = token_bytes(k, vocabulary), shutil.disk_usage(folder).free
     log.info(
         "labelling %d texts × %.0f tokens × %d bytes (k = %d) = %.1f MB, %.1f MB of it missing, in %s",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings, program, run_folder
+from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
@@ -151,6 +151,7 @@ def main(words: list[str]) -> int:
     settings = replace(settings, trainer=replace(settings.trainer, cache_states=True))
     folder = run_folder(settings, "ablate")
     rows: list[dict[str, Any]] = []
+    describe_run(settings, folder)
     with disk_errors(folder):
         models = build(settings, [method_settings("sd")])
         source = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import load_settings, program, run_folder
+from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models, make_decoder
@@ -122,7 +122,7 @@ def main(words: list[str]) -> int:
     settings = load_settings(words)
     models = build(settings, [method_settings(arm) for arm in ARMS])
     folder = run_folder(settings, "batch")
-    folder.mkdir(parents=True, exist_ok=True)
+    describe_run(settings, folder)
     found = measure(models, settings, folder / "speeds.json")
     table, crossover = summary(found)
     for row in table:

@@ -22,6 +22,7 @@ from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.runner import load_benchmarks, make_requests
+from pacer.feature_stage import feature_checkpoint
 from pacer.progress import progress
 from pacer.stages import build
 from pacer.stopping import check_stop
@@ -31,13 +32,18 @@ MARGIN = 1e-4
 MOST_NEAR_TIES = 1 / 20_000  # of the compared tokens; at least one is always allowed
 METHODS = (
     "ar", "sd gamma=4", "threshold", "threshold rule=product t=0.2", "threshold signal=entropy t=1.0",
-    "pacer", "pacer b=3 t0=0.0 gamma_max=8", "pacer b=2 lo=0.1 hi=0.6",
+    "pacer", "pacer b=3 t0=0.0 gamma_max=8", "pacer b=2 lo=0.1 hi=0.6", "specdecpp", "specdecpp t=0.9 gamma_min=1",
     "layerskip", "hispec", "hispec n=6 bonus=false", "hispec share=0.01", "kangaroo",
     "hispec head=shared exits=[2,8,15] n=[3,6]",
-    "adadecode t=0.4", "hispec_pacer",
+    "adadecode t=0.4", "hispec_pacer", "pearl", "pearl gamma=3",
+    "feature gamma=3", "threshold drafter=feature t=0.3",
+    "lookahead", "lookahead from_prompt=true warm=true window=4 level=4",
+    "prompt_lookup", "prompt_lookup branches=3 gamma=6",
+    "ouroboros", "ouroboros gamma=8 warm=true phrases=5", "ouroboros_pacer", "ouroboros_pacer b=3 t0=0.0 gamma_max=8",
 )  # fmt: skip
 BATCHES = (1, 4, 16)
-CHI_SQUARE = ("tests/integration/test_loop_sampling.py", "tests/integration/test_self_speculation.py")
+WHOLE_LOOP = ("loop_sampling", "self_speculation", "specdecpp", "feature_drafting", "tree_decoding", "ngram_methods")
+CHI_SQUARE = ("tests/unit/test_verify_tree.py", *(f"tests/integration/test_{name}.py" for name in WHOLE_LOOP))
 
 Run = Callable[[Sequence[Request]], list[list[int]]]
 
@@ -90,8 +96,10 @@ def prepare(words: Sequence[str]) -> tuple[Models, list[Request]]:
     """Models in float32, with the pre-verifier that the experiment trains in its own dtype."""
     settings = load_settings([*words, "benchmark.split=all"])
     methods = [method_settings(name) for name in METHODS]
-    trained = build(settings, methods).preverifier_folder
-    settings.model.dtype, settings.preverifier.source = "float32", str(trained)
+    trained = build(settings, methods)
+    settings.model.feature.source = str(feature_checkpoint(settings, trained))
+    settings.model.dtype, settings.preverifier.source = "float32", str(trained.preverifier_folder)
+    settings.specdecpp.source = str(trained.head_folders["specdecpp"])
     models = build(settings, methods)
     requests = [
         request

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
 KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "profile.json", "provenance.json",
         "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json",
-        "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json")  # fmt: skip
+        "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json",
+        "ablation.json")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:
@@ -45,9 +46,10 @@ def main(run: Path, name: str, readme: bool) -> None:
         before, rest = text.split(BEGIN)
         after = rest.split(END)[1]
         place = folder.relative_to(ROOT)
+        title = f"What it printed on {made['date'][:10]}, commit {str(made['commit'])[:8]}"
         shown = (
-            f"\nWhat it printed on {made['date'][:10]}, commit {str(made['commit'])[:8]}:\n\n"
-            f"{(run / 'table.md').read_text().strip()}\n\n"
+            f"\n<details>\n<summary>{title}</summary>\n\n"
+            f"{(run / 'table.md').read_text().strip()}\n\n</details>\n\n"
             f"![Speed of each method over plain decoding, with intervals]({place}/speed.png)\n\n"
         )
         (ROOT / "README.md").write_text(before + BEGIN + shown + END + after)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import load_settings, program, run_folder
+from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models, load_target
@@ -169,7 +169,7 @@ def main(words: list[str]) -> int:
     if len(settings.model.exits.layers) < 2:
         raise ConfigError("model.exits.layers", value=settings.model.exits.layers, allowed="two exits or more")
     folder = run_folder(settings, "sweep_layers")
-    folder.mkdir(parents=True, exist_ok=True)
+    describe_run(settings, folder)
     models = load_target(settings.model, Path(settings.paths.cache).expanduser())
     heads = exit_heads(settings, models, settings.model.exits.layers)
     stored = folder / "sweep.json"  # what is decoded must not change when the command goes on

@@ -18,6 +18,8 @@ absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 # A shell that starts a job in the background tells it to ignore Ctrl-C; tests that send it need the usual handler.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # tiny models: a second thread costs ten times what it gives on a busy machine
+# Seconds of one core that a group of tests may take; the summary says what it took.
+BUDGETS = {"unit": 420, "integration": 1020, "cli": 1200, "real": 240}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,10 +29,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("real")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each group took, set-up inside, beside its budget."""
+    took = dict.fromkeys(BUDGETS, 0.0)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            group = str(getattr(report, "nodeid", "")).partition("/")[2].partition("/")[0]
+            if group in took:
+                took[group] += getattr(report, "duration", 0.0)
+    for group, seconds in took.items():
+        if seconds:
+            over = "" if seconds <= BUDGETS[group] else ", over its budget"
+            terminalreporter.write_line(f"tests/{group}: {seconds:.0f} s of {BUDGETS[group]} s{over}")
+
+
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads for tests with the real model."""
-    if request.node.get_closest_marker("real"):
+    """Two threads for tests with the real model, where no other worker needs the second core."""
+    if request.node.get_closest_marker("real") and "PYTEST_XDIST_WORKER" not in os.environ:
         torch.set_num_threads(2)
         yield
         torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,15 +24,17 @@ from pacer.settings import SamplingSettings
 from tests.tiny import tiny_model
 
 LAYERS, DEPTHS = 6, (2, 4)
+# What a layer adds to its input, by the names of each family.
+WRITES = re.compile(r"\.(o_proj|down_proj|out_proj|fc2|attention\.dense|dense_4h_to_h)\.(weight|bias)$")
 
 
 def early_model(family: str = "llama", layers: int = LAYERS, fade: float = 0.5, **options: Any) -> PreTrainedModel:
     """A random model whose later layers say less and less: its exits agree with it now and then."""
     model = tiny_model(family, layers, **options)
     with torch.no_grad():
-        for number, layer in enumerate(model.model.layers):
-            layer.self_attn.o_proj.weight.mul_(fade**number)
-            layer.mlp.down_proj.weight.mul_(fade**number)
+        for name, parameter in model.named_parameters():
+            if WRITES.search(name):
+                parameter.mul_(fade ** int(name.partition("layers.")[2].partition(".")[0]))
     return model
 
 

@@ -26,19 +26,34 @@ EXTRA: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8},
     "mistral": {"head_dim": 8, "sliding_window": None},
     "qwen3": {"head_dim": 16},  # not width / heads
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
 }
+# What a family has variants of: name → family, config.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "opt, projected": ("opt", {"word_embed_proj_dim": 24}),
+    "gpt_neox, sequential": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "llama 3": ("llama", {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }}),
+}  # fmt: skip
+FOREIGN = {"gpt_neox": ["num_key_value_heads"], "opt": ["num_key_value_heads", "intermediate_size"]}  # keys it lacks
 
 
 def tiny_model(
     family: str = "llama", layers: int = 3, seed: int = 0, vocab: int = VOCAB, context: int = CONTEXT, **config: Any
 ) -> PreTrainedModel:
     """A random float32 model, the same for the same arguments; norms and biases too: none can be left out."""
+    family, variant = VARIANTS.get(family, (family, {}))
     settings = {
         "vocab_size": vocab, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": context,
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False,
-        **EXTRA.get(family, {}), **config,
+        **EXTRA.get(family, {}), **variant, **config,
     }  # fmt: skip
+    for name in FOREIGN.get(family, ()):
+        settings.pop(name, None)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings), attn_implementation="eager")
     return randomise(model, seed)
 
@@ -172,7 +187,7 @@ def generate(decoder: Decoder, requests: Sequence[Request], batch: int) -> list[
     return [r for i in range(0, len(requests), batch) for r in decoder.generate(requests[i : i + batch])]
 
 
-class Rule:
+class Rule(Controller):
     """A controller that draws ``b`` tokens at a time while ``go_on(drawn ids (B, n), scores)`` says so."""
 
     reads_record = True

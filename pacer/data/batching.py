@@ -42,6 +42,13 @@ class Loader:
     def __init__(self, batches: Sequence[Any], collate: Callable[[Any], Any]) -> None:
         self.batches, self.collate, self.position = batches, collate, 0
 
+    def share(self, rank: int, world: int) -> Loader:
+        """Every ``world``-th batch, for one of so many processes. Shares are equally long: what the last round lacks is
+        filled up with the last batch."""
+        batches = list(self.batches)
+        batches += batches[-1:] * (-len(batches) % world)
+        return Loader(batches[rank::world], self.collate)
+
     def __len__(self) -> int:
         return len(self.batches)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,11 @@ def read_corpus(path: Path, stop_ids: Sequence[int]) -> list[Text]:
     """
     if not path.is_file():
         raise SourceError("no corpus file", value=str(path), remedy="set corpus.file=null to generate one")
-    with _open(path) as lines:
-        return list(_parse(lines, path, frozenset(stop_ids)))
+    try:
+        with _open(path) as lines:
+            return list(_parse(lines, path, frozenset(stop_ids)))
+    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+        raise SourceError(f"the corpus file is damaged ({error})", value=str(path), remedy="fetch it again") from error
 
 
 def _open(path: Path) -> IO[str]:

@@ -4,6 +4,8 @@ Greedy speculative decoding emits the target's own greedy text, so no target pas
 on that text is accepted up to its first mismatch. The rounds of a text are drafted side by side, one packed forward
 per draft step, each round seeing the text up to its start and itself (the mask that training uses).
 
+Drafts drawn at a temperature need the target's opinion: :mod:`pacer.data.sampled`.
+
 Shapes: S rounds of a text, g drafted tokens, P tokens of the text (prompt + output).
 """
 
@@ -19,12 +21,13 @@ import torch
 from torch import Tensor
 
 from pacer.data.corpus import Text
-from pacer.decoding.distributions import signals
+from pacer.decoding.distributions import draw, probabilities, signals
+from pacer.decoding.uniforms import DRAFT, uniforms
 from pacer.decoding.verify import leading
 from pacer.errors import ConfigError
 from pacer.models.copying import copied_last, supported, token_of
 from pacer.models.stack import Stack, causal_mask
-from pacer.settings import LabelSettings
+from pacer.settings import LabelSettings, SamplingSettings
 
 STARTS = ("uniform", "rounds", "all")
 
@@ -38,6 +41,10 @@ class Rounds:
     (:mod:`pacer.models.copying`; 0: none). ``counts (S,)``: drafted tokens, up to and with a stop id. ``accepted
     (S,)``: leading tokens that equal the text. ``known (S,)``: leading tokens whose fate the text tells (a text cut by
     length ends before the target's verdict on what lies beyond).
+
+    In sampling ``accepted`` is what a simulated verification accepted, and all of it is known. ``logq``, ``logp (S,
+    g)``: log-probability of the token at that temperature, of the draft and of the target; None: greedy, where both
+    are one-hot.
     """
 
     starts: Tensor
@@ -49,10 +56,12 @@ class Rounds:
     counts: Tensor
     accepted: Tensor
     known: Tensor
+    logq: Tensor | None = None
+    logp: Tensor | None = None
 
     def pick(self, rows: Tensor) -> Rounds:
         """The rounds at these places."""
-        return Rounds(**{name: value[rows] for name, value in vars(self).items()})
+        return Rounds(**{name: value[rows] for name, value in vars(self).items() if value is not None})
 
     def trimmed(self, tail: int) -> Rounds:
         """The same rounds, no longer than ``tail`` tokens past the first rejection: what follows teaches little."""
@@ -61,27 +70,40 @@ class Rounds:
     def labels(self, kind: str) -> tuple[Tensor, Tensor]:
         """Labels and which of them count ``(S, g)``.
 
-        *survival*: this and all earlier tokens accepted. *conditional*: accepted, given that all earlier ones were;
-        it has no meaning after the first rejection. *next*: this, all earlier and the following token accepted: what
-        the draw would bring that is decided about after this token.
+        *survival*: this and all earlier tokens accepted. *conditional*: the chance to be accepted, given that all
+        earlier ones were: min(1, p/q), in greedy decoding whether p and q agree; it has no meaning after the first
+        rejection. *certain*: likewise, whether that chance is 1: q(x) ≤ p(x) (SPRINTER, arXiv 2502.04557). *next*:
+        this, all earlier and the following token accepted: what the draw would bring that is decided about after this
+        token.
         """
         place = torch.arange(self.tokens.shape[1]) + (kind == "next")
-        survived = place < self.accepted[:, None]
+        label = (place < self.accepted[:, None]).float()
         used = place < torch.minimum(self.counts, self.known)[:, None]
-        if kind == "conditional":
+        if kind in ("conditional", "certain"):
             used = used & (place <= self.accepted[:, None])
-        return survived.float(), used
+            if self.logp is not None and self.logq is not None:
+                ratio = self.logp - self.logq
+                label = ratio.clamp_max(0.0).exp() if kind == "conditional" else (ratio >= 0).float()
+        return label, used
 
 
 @torch.inference_mode()
 def draft_rounds(
-    draft: Stack, text: Text, starts: Tensor, gamma: int, stop_ids: Sequence[int], vocab_size: int | None = None
+    draft: Stack,
+    text: Text,
+    starts: Tensor,
+    gamma: int,
+    stop_ids: Sequence[int],
+    vocab_size: int | None = None,
+    temperature: float = 0.0,
+    key: int = 0,
 ) -> Rounds:
-    """Draft ``gamma`` tokens greedily from each start.
+    """Draft ``gamma`` tokens from each start, and accept what the text says.
 
     Args:
         starts: ``(S,)`` ascending committed lengths, each in [1, P − 1].
         vocab_size: the target's; a draft's padded rows beyond it are no tokens.
+        temperature: 0: the likeliest token. key: above 0, of the random numbers.
     """
     device = draft.device
     path = torch.tensor([[*text.prompt_ids, *text.output_ids]], device=device)
@@ -90,7 +112,8 @@ def draft_rounds(
     cache = draft.new_cache(1, length + count * max(gamma - 1, 1))
     places = torch.arange(length, device=device)[None]
     cache.at(places, length)
-    states = draft.run(draft.embed(path), 0, draft.n_layers, places, causal_mask(places, length), cache)
+    mask = causal_mask(places, length)
+    states = draft.run(draft.text_entries(path, places, mask), 0, draft.n_layers, places, mask, cache)
     last = states[:, starts - 1]
     head_ids = None if draft.head_ids is None else draft.head_ids.to(device)
     context = torch.nn.functional.pad(path, (0, gamma)).repeat(count, 1)  # (S, P + g): a round's text and its draft
@@ -100,17 +123,27 @@ def draft_rounds(
             extent = length + step * count
             slots = torch.arange(extent - count, extent, device=device)[None]
             mask = _segment_mask(starts, length, step, extent)
-            x = draft.embed(steps[-1][0][None])
+            x = draft.next_entries(steps[-1][0][None], last)
             last = draft.run(x, 0, draft.n_layers, (starts + step - 1)[None], mask, cache.at(slots, extent))
         copied = copied_last(context, starts + step)
         logits = draft.readout(last[0], copied)
         if draft.head_ids is None:
             logits = logits[..., :vocab_size]
-        row = logits.argmax(-1)
+        row, *logq = _draw(logits, temperature, key, starts, step)
         token = token_of(row, head_ids, copied)
         context.scatter_(1, (starts + step)[:, None], token[:, None])
-        steps.append((token, *signals(logits, row), supported(token, copied)))
+        steps.append((token, *signals(logits, row), supported(token, copied), *logq))
     return _judged(text, path[0], starts, [torch.stack(column, 1) for column in zip(*steps, strict=True)], stop_ids)
+
+
+def _draw(logits: Tensor, temperature: float, key: int, starts: Tensor, step: int) -> tuple[Tensor, ...]:
+    """A token of each round, as a row of the head ``(S,)``, and at a temperature the log of its q."""
+    if temperature == 0:
+        return (logits.argmax(-1),)
+    q = probabilities(logits, SamplingSettings(temperature))
+    place = torch.tensor([step], device=logits.device)
+    row = draw(q, uniforms(torch.full_like(starts, key), starts, place, DRAFT).squeeze(1))
+    return row, q.gather(1, row[:, None]).squeeze(1).log()
 
 
 def _segment_mask(starts: Tensor, length: int, step: int, extent: int) -> Tensor:
@@ -123,7 +156,7 @@ def _segment_mask(starts: Tensor, length: int, step: int, extent: int) -> Tensor
 
 
 def _judged(text: Text, path: Tensor, starts: Tensor, drawn: list[Tensor], stop_ids: Sequence[int]) -> Rounds:
-    tokens, logprob, entropy, margin, match = drawn
+    tokens, logprob, entropy, margin, match, *logq = drawn
     gamma, length = tokens.shape[1], len(path)
     place = starts[:, None] + torch.arange(gamma, device=path.device)
     inside = place < length
@@ -133,7 +166,7 @@ def _judged(text: Text, path: Tensor, starts: Tensor, drawn: list[Tensor], stop_
     accepted = torch.minimum(leading(equal), counts)
     cut_short = accepted == (length - starts)  # all the text there is agreed: only an ended text tells the rest
     known = torch.where(cut_short & text.cut, length - starts, torch.full_like(starts, gamma))
-    found = (starts, tokens, logprob, entropy, margin, match, counts, accepted, known)
+    found = (starts, tokens, logprob, entropy, margin, match, counts, accepted, known, *logq)
     return Rounds(*(value.cpu() for value in found))
 
 
@@ -158,7 +191,7 @@ def simulate(
     vocab_size: int | None = None,
     judge: Stack | None = None,
 ) -> Rounds | None:
-    """Rounds of a text by the start policy; None where the output is too short for one.
+    """Greedy rounds of a text by the start policy; None where the output is too short for one.
 
     Args:
         judge: what accepts the draft in place of the target.
@@ -192,7 +225,8 @@ def to_line(text_id: str, rounds: Rounds) -> str:
     """A JSON line of the label shard."""
     record: dict[str, Any] = {"id": text_id}
     for name, value in vars(rounds).items():
-        record[name] = value.tolist() if not value.is_floating_point() else np.round(value.numpy(), 5).tolist()
+        if value is not None:
+            record[name] = value.tolist() if not value.is_floating_point() else np.round(value.numpy(), 5).tolist()
     return json.dumps(record, allow_nan=False)
 
 

@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
 from pacer.errors import PacerError
+from pacer.models.stack import Stack
 
 PAD = -1
 
@@ -185,3 +186,11 @@ def attention_mask(batch: Packed, prefix: bool = True) -> Tensor | BlockMask:
         return dense_mask(batch, prefix)
     rows, n = batch.ids.shape
     return create_block_mask(sees(batch, prefix), rows, None, n, n, device=batch.ids.device)
+
+
+@torch.no_grad()
+def produced_states(model: Stack, batch: Packed) -> Tensor:
+    """A model's states before the norm that produced each place of a packed batch ``(B, N, H)``; 0 without one."""
+    states = model.read_packed(batch.ids, batch.positions, attention_mask(batch), batch.source, batch.index)
+    source = batch.source.clamp_min(0)[..., None].expand_as(states)
+    return torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)

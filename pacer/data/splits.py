@@ -32,6 +32,11 @@ def part_of(id: str, parts: Mapping[str, float]) -> str:
     return next(reversed(list(parts)))
 
 
+def owner(id: str, count: int) -> int:
+    """Which of ``count`` processes an id's row belongs to, where they share work."""
+    return int(_share(f"shard:{row_of(id)}") * count)
+
+
 def is_tuning(id: str) -> bool:
     """True for the fixed quarter of the evaluation prompts that settings are tuned on; reports use the rest."""
     return _share(f"tune:{row_of(id)}") < 0.25

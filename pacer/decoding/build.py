@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pacer.decoding.clock import Clock
+from pacer.decoding.concurrent import Beside, Worker
 from pacer.decoding.controllers.base import Controller
 from pacer.decoding.controllers.buffer import BufferRule
-from pacer.decoding.drafters.model import ModelDrafter
+from pacer.decoding.drafters.base import Drafter
+from pacer.decoding.drafters.pearl import Pearl
 from pacer.decoding.ladder import Ladder
 from pacer.decoding.lane import Lane, Reader
 from pacer.decoding.loop import Decoder
 from pacer.decoding.propose import Proposer, Proposes
 from pacer.decoding.staged import Staged
 from pacer.decoding.verifier import Verifier
+from pacer.decoding.writer import Draftsman
 from pacer.errors import ConfigError
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
@@ -39,7 +42,7 @@ class Stage:
 
 def speculative(
     target: Stack,
-    drafter: ModelDrafter,
+    drafter: Drafter,
     controller: Controller,
     sampling: SamplingSettings | None = None,
     decode: Decode | None = None,
@@ -47,6 +50,8 @@ def speculative(
     stages: Sequence[Stage] = (),
     share: float = 1.0,
     block: int | None = None,
+    reader: Reader | None = None,
+    last_only: bool = False,
 ) -> Decoder:
     """Draft, then verify: by the stages in order, then by the target.
 
@@ -55,6 +60,8 @@ def speculative(
         share: of the rows that are drafting, how many must have a full buffer before these are verified. 1: all
             (lockstep); the smallest: each as soon as it is full.
         block: tokens to a block of the target's paged memory where no ladder has one; None: contiguous.
+        reader: of the target, where the drafter listens to it; None: one that is made here.
+        last_only: of a draft the target checks the last token alone (lossy).
 
     Raises:
         ConfigError: parts that do not fit together.
@@ -66,11 +73,15 @@ def speculative(
         raise ConfigError("the controller reads the drafter's record", remedy="build the drafter with record=True")
     if not 0 < share <= 1:
         raise ConfigError("share of full buffers", value=share, allowed="in (0, 1]")
-    reader: Reader = ladder.rungs[-1] if ladder is not None else Lane(target, block=block)
+    if reader is None:
+        reader = ladder.rungs[-1] if ladder is not None else Lane(target, block=block)
     paged = block if ladder is None else ladder.lanes[0].block
-    listened = ladder is not None and any(rung.heard is not None for rung in ladder.rungs)
+    readers = (reader, *(ladder.rungs if ladder is not None else ()))
+    listened = any(one.heard is not None for one in readers)
     shares = paged is not None and not listened  # who listens must hear the whole prompt
     if controller.gamma_max == 0:  # plain decoding
+        for one in readers:  # the drafter that listens never decodes
+            one.heard = None
         return Decoder(target, None, sampling, decode, reader, shares_prefixes=shares)
     clock = Clock(target.device)
     proposer: Proposes = Proposer(drafter, controller, target.context - len(stages), clock)
@@ -81,4 +92,29 @@ def speculative(
         )  # fmt: skip
         context = target.context - (len(stages) - 1 - k)
         proposer = Staged(proposer, check, stage.rule, context, clock, bonus=stage.bonus, share=share)
-    return Decoder(target, proposer, sampling, decode, reader, clock, shares)
+    return Decoder(target, proposer, sampling, decode, reader, clock, shares, last_only=last_only)
+
+
+def beside(
+    target: Stack,
+    draft: Stack,
+    gamma: int | None = None,
+    sampling: SamplingSettings | None = None,
+    decode: Decode | None = None,
+    block: int | None = None,
+    worker: Callable[[Draftsman], Worker] | None = None,
+) -> Decoder:
+    """Draft while the target verifies.
+
+    Args:
+        gamma: tokens drawn beside a target pass; None: measured. worker: where the draft runs; None: in a process of
+            its own, on a GPU on a stream of its own, and where neither can be, in turn.
+
+    Raises:
+        UnsupportedError: sampling is wanted.
+    """
+    sampling, clock = sampling or SamplingSettings(), Clock(target.device)
+    draftsman = Draftsman(draft, target.vocab_size, sampling, block)
+    pearl = Pearl(target, draftsman, (worker or Beside)(draftsman), clock, gamma)
+    reader = Lane(target, block=block)
+    return Decoder(target, pearl, sampling, decode, reader, clock, block is not None, pearl.session)

@@ -27,7 +27,7 @@ class Clock:
         """Seconds per phase since the start. On a GPU call it after a host read, when all laps have passed."""
         seconds = dict.fromkeys(PHASES, 0.0)
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not the device: a draft may run on a stream of its own
         for (_, before), (phase, after) in zip(self._laps, self._laps[1:], strict=False):
             seconds[phase] += self._between(before, after)
         self._laps = [("start", self._laps[-1][1])]

@@ -37,19 +37,23 @@ def penalised(logits: Tensor, seen: Tensor | None, penalty: float) -> Tensor:
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def seen_before(seen: Tensor, draft: Tensor) -> Tensor:
+def seen_before(seen: Tensor, draft: Tensor, lineage: Tensor | None = None) -> Tensor:
     """Which ids precede each verified position.
 
     Args:
         seen: ``(B, V)`` bool, ids of the committed prefix. draft: ``(B, g)`` drafted ids.
+        lineage: ``(B, g, g)`` of a tree (`pacer.decoding.tree.lineages`); None: a chain.
 
     Returns:
         ``(B, g + 1, V)`` bool: prefix and the drafts before the position; a rejected draft is in no other row.
     """
-    rows, size = seen.shape
-    new = torch.zeros(rows, draft.shape[1] + 1, size, dtype=torch.int32, device=seen.device)
-    new[:, 1:].scatter_(2, draft[..., None], 1)
-    return seen[:, None] | (new.cumsum(1) > 0)
+    (rows, size), g = seen.shape, draft.shape[1]
+    new = torch.zeros(rows, g + 1, size, dtype=torch.int32, device=seen.device)
+    if lineage is None:
+        new[:, 1:].scatter_(2, draft[..., None], 1)
+        return seen[:, None] | (new.cumsum(1) > 0)
+    new[:, 1:].scatter_add_(2, draft[:, None].expand(-1, g, -1), lineage.int())
+    return seen[:, None] | (new > 0)
 
 
 def probabilities(logits: Tensor, sampling: SamplingSettings) -> Tensor:

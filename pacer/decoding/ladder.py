@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pacer.decoding.lane import Heard, Lane
+from pacer.decoding.tree import Tree
 from pacer.errors import ConfigError
 from pacer.models.preverifier_layer import Layers
 from pacer.models.stack import Stack
@@ -138,6 +139,8 @@ class Ladder:
 class Rung:
     """A ladder up to and with rung k, as a reader of tokens."""
 
+    reads_trees = False  # states that wait between rungs wait in one line
+
     def __init__(self, ladder: Ladder, k: int) -> None:
         self.ladder, self.k, self.is_top = ladder, k, k == len(ladder.lanes) - 1
         self.heard: Heard | None = None
@@ -158,14 +161,20 @@ class Rung:
         if self.is_top:
             self.ladder.reset(rows, capacity)
 
-    def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
+    def feed_ids(
+        self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None, tree: Tree | None = None
+    ) -> Tensor:
         """Read ids ``(B, n)``; returns what this rung's exit reads out ``(B, n, H)``."""
+        assert tree is None, "refused when the decoder was built"
         chosen = list(range(len(self.lengths))) if rows is None else list(rows)
         at = [] if self.is_top else self.ladder.waiting(self.k, chosen)
         states, out = self.ladder.read(self.k, ids, counts, chosen)
         if not self.is_top:
             self.ladder.keep(self.k, states, at, counts, chosen)
         return out
+
+    def keep(self, starts: Sequence[int], branches: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Nothing: it reads no trees."""
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget all beyond ``lengths`` here and below."""

@@ -11,9 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pacer.decoding.tree import Tree, placed
 from pacer.errors import DecodingError
 from pacer.models.cache import Cache
 from pacer.models.preverifier_layer import Layers
+from pacer.models.residual import Residual
 from pacer.models.stack import Stack, causal_mask
 
 PREFILL_CHUNK = 1024  # tokens of a prompt read at once: bounds the memory of the mask and the activations
@@ -25,10 +27,12 @@ Heard = Callable[[Tensor, Tensor, Sequence[int], Sequence[int], Sequence[int] | 
 class Reader(Protocol):
     """What reads token ids row by row: a whole model, or one up to an exit. ``lengths[i]``: tokens of row i it holds.
 
-    ``layer_tokens[i]``: layers × tokens run for row i so far. ``heard`` is told of all that is read, whoever asked.
+    ``layer_tokens[i]``: layers × tokens run for row i so far. ``heard`` is told of all that is read, whoever asked; of
+    a tree, of the branch that was kept. ``reads_trees``: whether it can read one.
     """
 
     heard: Heard | None
+    reads_trees: bool
 
     @property
     def lengths(self) -> list[int]: ...
@@ -38,7 +42,11 @@ class Reader(Protocol):
 
     def reset(self, rows: int, capacity: int) -> None: ...
 
-    def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor: ...
+    def feed_ids(
+        self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None, tree: Tree | None = None
+    ) -> Tensor: ...
+
+    def keep(self, starts: Sequence[int], branches: Sequence[Sequence[int]], rows: Sequence[int]) -> None: ...
 
     def truncate(self, lengths: Sequence[int]) -> None: ...
 
@@ -50,12 +58,17 @@ class Reader(Protocol):
 class Lane:
     """Layers ``a … b`` of a stack over R rows. ``lengths[i]`` tokens of row i are in the cache; rollback sets it."""
 
-    def __init__(self, stack: Stack | Layers, a: int = 0, b: int | None = None, block: int | None = None) -> None:
+    reads_trees = True
+
+    def __init__(
+        self, stack: Stack | Layers | Residual, a: int = 0, b: int | None = None, block: int | None = None
+    ) -> None:
         self.stack, self.a, self.b, self.block = stack, a, stack.n_layers if b is None else b, block
         self.lengths: list[int] = []
         self.layer_tokens: list[int] = []
         self.heard: Heard | None = None
         self._cache: Cache | None = None
+        self._nodes: tuple[Tensor, Tensor, Sequence[int]] | None = None  # of a tree just read, for who listens
 
     def reset(self, rows: int, capacity: int) -> None:
         """Empty, with room for ``capacity`` tokens in each of ``rows`` rows; memory is kept where it is enough."""
@@ -70,19 +83,22 @@ class Lane:
         assert self._cache is not None, "reset() comes first"
         return self._cache
 
-    def feed(self, x: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
+    def feed(
+        self, x: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None, tree: Tree | None = None
+    ) -> Tensor:
         """Read states ``(B, n, H)``; row j has ``counts[j]`` of them, left-aligned, the rest is padding.
 
         Args:
-            rows: which rows these are; None: all, in order.
+            rows: which rows these are; None: all, in order. tree: what the last of them are; None: a chain.
 
         Returns:
             ``(B, n, H)`` states after layer b − 1, before the final norm; padding positions hold no meaning.
         """
         n, outputs = x.shape[1], []
         chosen = range(len(self.lengths)) if rows is None else rows
-        for start in range(0, n, PREFILL_CHUNK):
-            part = x[:, start : start + PREFILL_CHUNK]
+        chunk = PREFILL_CHUNK if tree is None else n
+        for start in range(0, n, chunk):
+            part = x[:, start : start + chunk]
             inside = [min(max(c - start, 0), part.shape[1]) for c in counts]
             lengths = [self.lengths[i] for i in chosen]
             positions, real = places(lengths, part.shape[1], inside, self.stack.device)
@@ -94,19 +110,41 @@ class Lane:
             slots = positions if min(inside) == part.shape[1] else torch.where(real, positions, self.cache.capacity)
             self.cache.truncate(self.lengths)  # whoever set them
             self.cache.reserve(ends)
-            cache = self.cache.at(slots, extent, rows)
-            outputs.append(self.stack.run(part, self.a, self.b, positions, causal_mask(positions, extent), cache))
+            cache, mask = self.cache.at(slots, extent, rows), causal_mask(positions, extent)
+            if tree is not None:
+                positions, mask = placed(tree, positions, mask)
+            outputs.append(self.stack.run(part, self.a, self.b, positions, mask, cache))
             self.lengths = ends
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
-    def feed_ids(self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None) -> Tensor:
+    def feed_ids(
+        self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None, tree: Tree | None = None
+    ) -> Tensor:
         """:meth:`feed` for token ids ``(B, n)``."""
         assert isinstance(self.stack, Stack), "a pre-verifier's layers read entries, not ids"
         starts = [self.lengths[i] for i in (range(len(self.lengths)) if rows is None else rows)]
-        states = self.feed(self.stack.embed(ids), counts, rows)
+        states = self.feed(self.stack.embed(ids), counts, rows, tree)
         if self.heard is not None:
-            self.heard(ids, states, starts, counts, rows)
+            self.heard(ids, states, starts, counts if tree is None else tree.sizes, rows)
+            self._nodes = None if tree is None else (ids, states, tree.sizes)
         return states
+
+    def keep(self, starts: Sequence[int], branches: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Of the tree just read, row by row, move what a branch of nodes left in memory to where it begins.
+
+        Args:
+            starts: tokens of each row before the tree. branches: nodes, from the first on.
+            rows: which rows these are: those that were fed.
+        """
+        firsts = dict(zip(rows, starts, strict=True))
+        moved = {row: [firsts[row] + node for node in nodes] for row, nodes in zip(rows, branches, strict=True)}
+        self.cache.move(moved, firsts)
+        if self._nodes is not None and self.heard is not None and (most := max(map(len, branches))) > 0:
+            ids, states, sizes = self._nodes
+            at = [[size + n for n in (*b, *[0] * (most - len(b)))] for size, b in zip(sizes, branches, strict=True)]
+            places = torch.tensor(at, device=ids.device)
+            branch = states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+            self.heard(ids.gather(1, places), branch, starts, [len(b) for b in branches], rows)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget all beyond ``lengths``; a row that is shorter already keeps its length. Nothing is moved."""

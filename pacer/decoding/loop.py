@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -14,11 +15,13 @@ from torch import Tensor
 from pacer.decoding.clock import Clock
 from pacer.decoding.distributions import check_sampling
 from pacer.decoding.lane import Lane, Reader
+from pacer.decoding.last_only import LastOnly, check_last_only
 from pacer.decoding.propose import KEEP, Draft, Proposes, no_draft, take
 from pacer.decoding.request import Request, Result, Row
 from pacer.decoding.trace import round_line
 from pacer.decoding.uniforms import request_key
-from pacer.decoding.verifier import Verdict, Verifier
+from pacer.decoding.verdict import Verdict
+from pacer.decoding.verifier import Verifier, check_trees
 from pacer.errors import ConfigError, DecodingError
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
@@ -35,9 +38,11 @@ class Decoder:
         decode: ids → text, needed for stop strings.
         reader: reads tokens into the target; None: a memory of its own. Exits share theirs.
         clock: shared with the proposer. shares_prefixes: rows whose prompts begin alike hold that part once.
+        around: entered for each call of :meth:`generate`, such as for a worker that shares the cores meanwhile.
+        last_only: of a draft the target checks the last token alone, which is lossy.
 
-    Greedy output equals the target's own; sampled output has its distribution. Models are shared between decoders,
-    caches never.
+    Otherwise greedy output equals the target's own; sampled output has its distribution. Models are shared between
+    decoders, caches never.
     """
 
     def __init__(
@@ -49,13 +54,21 @@ class Decoder:
         reader: Reader | None = None,
         clock: Clock | None = None,
         shares_prefixes: bool = False,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        last_only: bool = False,
     ) -> None:
         self.sampling = sampling or SamplingSettings()
         check_sampling(self.sampling)
         self.target, self.proposer, self.decode = target, proposer, decode
         self.reader: Reader = reader or Lane(target)
-        self.clock, self.shares_prefixes = clock or Clock(target.device), shares_prefixes
-        self.verifier = Verifier(self.reader, target.readout, self.sampling, target.vocab_size, target.device)
+        self.clock, self.shares_prefixes, self.around = clock or Clock(target.device), shares_prefixes, around
+        kind = LastOnly if last_only else Verifier
+        self.verifier = kind(self.reader, target.readout, self.sampling, target.vocab_size, target.device)
+        self._spare, self._sees = (0, False) if proposer is None else (proposer.spare, proposer.sees)
+        if proposer is not None:
+            check_trees(proposer, self.reader)
+            if last_only:
+                check_last_only(proposer)
 
     @torch.inference_mode()
     def generate(
@@ -72,6 +85,10 @@ class Decoder:
         """
         if not requests:
             return []
+        with self.around():
+            return self._generate(requests, on_commit, slots)
+
+    def _generate(self, requests: Sequence[Request], on_commit: OnCommit | None, slots: int | None) -> list[Result]:
         queue = deque(self._row(request) for request in requests)
         everyone = list(queue)
         rows = [queue.popleft() for _ in range(min(slots or len(requests), len(requests)))]
@@ -104,7 +121,7 @@ class Decoder:
 
     def _begin(self, rows: list[Row], everyone: Sequence[Row]) -> None:
         capacity = max(min(len(row.committed) + row.left, self.target.context) for row in everyone)
-        self.reader.reset(len(rows), capacity)
+        self.reader.reset(len(rows), capacity + self._spare)
         device = self.target.device
         most = max(len(row.request.stop_ids) for row in everyone)
         self._stop_ids = torch.full((len(rows), most), -1, device=device)  # each row its own
@@ -188,7 +205,7 @@ class Decoder:
         everyone = len(chosen) == len(rows)
         stop_ids = self._stop_ids if everyone else self._stop_ids[chosen]
         seen = self._seen if everyone or self._seen is None else self._seen[chosen]
-        verdict = self.verifier.judge(live, part, logits, stop_ids, seen)
+        verdict = self.verifier.judge(live, part, logits, stop_ids, seen, self._sees)
         self.clock.lap("target")
         before = [len(row.committed) for row in rows]
         verified = [KEEP] * len(rows)
@@ -199,8 +216,10 @@ class Decoder:
             lines.append((rows[i], line))
             if self._seen is not None:
                 self._seen[i, torch.tensor(line["emitted"], device=logits.device)] = True
-        self.reader.truncate(verified)  # rollback is a length: nothing is moved
+        self.verifier.settle(verdict, chosen, before, verified)
         if self.proposer is not None:
+            if self._sees:
+                self.proposer.saw(rows, chosen, verdict)
             self.proposer.end(before, verified, chosen)
         work = self.reader.layer_tokens
         for i, (_, line) in zip(chosen, lines, strict=True):
@@ -213,13 +232,16 @@ class Decoder:
         if verdict.bad[j] >= 0:
             raise DecodingError(
                 f"the target's logits are not finite for request {row.request.id}",
-                value=f"position {before + verdict.bad[j]}",
+                value=f"position {before + verdict.distance(j)}",
                 remedy="try model.dtype=float32, or check the weights",
             )
-        emitted = row.commit([*drafted[:accept], verdict.following[j]], self.target.context, self.decode)
+        emitted = row.commit([*verdict.survivors(j), verdict.following[j]], self.target.context, self.decode)
         stop = "eos" if len(drafted) < draft.counts[j] else draft.stops[j]
         inner = None if draft.inner is None else draft.inner[j]
-        line = round_line(row, before, drafted, verdict.scores[j], accept, emitted, stop, together, inner)
+        parents = None if verdict.parents is None else verdict.parents[j]
+        line = round_line(row, before, drafted, verdict.scores[j], accept, emitted, stop, together, inner, parents)
+        if verdict.unchecked is not None:
+            line["unchecked"] = verdict.unchecked[j]
         row.trace.append(line)
         return accept, line
 

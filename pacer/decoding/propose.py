@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pacer.decoding.clock import Clock
 from pacer.decoding.controllers.base import ASK, Controller
-from pacer.decoding.drafters.model import ModelDrafter
+from pacer.decoding.drafters.base import Drafter
 from pacer.decoding.request import Row
+
+if TYPE_CHECKING:
+    from pacer.decoding.verdict import Verdict
 
 KEEP = 2**62  # no text is as long: what a row keeps that was not verified now
 
@@ -31,10 +34,20 @@ class Draft:
     stops: list[str]  # why each row's draft ended
     inner: list[list[dict[str, Any]]] | None = None  # rounds of an exit that has verified it already, per row
     ready: list[bool] | None = None  # rows that are to be verified now; None: all
+    # (B, g) index of each token's parent, an earlier one; −1: the committed prefix; None: a chain (`tree.py`)
+    parents: Tensor | None = None
 
 
-class Proposes(Protocol):
-    """What the loop asks of a proposal's maker, on a batch of rows."""
+class Proposes:
+    """What the loop asks of a proposal's maker, on a batch of rows.
+
+    Attributes:
+        spare: places in memory that its drafts take beyond their longest branch; 0: they are chains.
+        sees: it wants to see verdicts, with the verifier's choice after every token (:meth:`saw`).
+    """
+
+    spare: int = 0
+    sees: bool = False
 
     def reset(self, rows: Sequence[Row], capacity: int, stop_ids: Tensor) -> None:
         """A new batch; ``stop_ids (R, K)`` belongs to the caller, who may change rows of it."""
@@ -47,6 +60,10 @@ class Proposes(Protocol):
 
     def propose(self, rows: Sequence[Row]) -> Draft:
         """The next proposal; rows that have finished get none."""
+        raise NotImplementedError  # the one question that has no answer of its own
+
+    def saw(self, rows: Sequence[Row], chosen: Sequence[int], verdict: Verdict) -> None:
+        """What the verifier said of the chosen rows, which have got their new tokens; comes before :meth:`end`."""
 
     def end(self, before: Sequence[int], verified: Sequence[int], chosen: Sequence[int]) -> None:
         """The chosen rows were verified: ``before`` tokens of a row were committed, ``verified`` with its drafts.
@@ -75,6 +92,7 @@ def take(draft: Draft, chosen: Sequence[int], rows: int) -> Draft:
         stops=[draft.stops[i] for i in chosen],
         inner=None if draft.inner is None else [draft.inner[i] for i in chosen],
         ready=None,
+        parents=None if draft.parents is None else draft.parents[at, :widest],
     )
 
 
@@ -83,31 +101,35 @@ def is_stop(tokens: Tensor, stop_ids: Tensor) -> Tensor:
     return (tokens[..., None] == stop_ids[:, None]).any(-1)
 
 
-class Proposer:
+class Proposer(Proposes):
     """A drafter and its controller on a batch.
 
     Args:
         context: the target's; a draft never reaches past it.
     """
 
-    def __init__(self, drafter: ModelDrafter, controller: Controller, context: int, clock: Clock) -> None:
+    def __init__(self, drafter: Drafter, controller: Controller, context: int, clock: Clock) -> None:
         self.drafter, self.controller, self.context, self.clock = drafter, controller, context, clock
         self._stop_ids = torch.empty(0)
+        self._drawn: list[int] = []  # of each row in the round that is not verified yet; −1: it has none
 
     def reset(self, rows: Sequence[Row], capacity: int, stop_ids: Tensor) -> None:
         """A new batch."""
+        self._drawn = [-1] * len(rows)
         self.drafter.reset(rows, capacity)
         self.controller.reset(rows, capacity)
         self._stop_ids = stop_ids
 
     def admit(self, index: int, row: Row) -> None:
         """Another request takes a row."""
+        self._drawn[index] = -1
         self.drafter.admit(index)
         self.controller.admit(index)
 
     def prefill(self, rows: Sequence[Row], chosen: Sequence[int]) -> None:
         """Read the prompts of the chosen rows, unless they have no room for a draft."""
-        wanted = [i in chosen and self.drafter.room(row) > 0 for i, row in enumerate(rows)]
+        limits = self.controller.limits(rows)  # a row whose rule is off is not even read
+        wanted = [i in chosen and limits[i] > 0 and self.drafter.room(row) > 0 for i, row in enumerate(rows)]
         if not self.drafter.reads_prompts or not any(wanted):
             return
         self.drafter.read(rows, wanted)
@@ -119,8 +141,9 @@ class Proposer:
         """Draw blocks; every drawn token is in the draft."""
         rooms, stops = self._rooms(rows)
         open_rows = [room > 0 for room in rooms]
+        self._drawn = [0] * len(rows)
         if not any(open_rows):
-            return no_draft(len(rows), stops, self.drafter.stack.device)
+            return no_draft(len(rows), stops, self.drafter.device)
         counts = [0] * len(rows)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -146,12 +169,18 @@ class Proposer:
             if any(open_rows):
                 open_rows, stops = self._judge(rows, tokens, scores, open_rows, stops)
         if not tokens:
-            return no_draft(len(rows), stops, self.drafter.stack.device)
+            return no_draft(len(rows), stops, self.drafter.device)
+        self._drawn = counts
         q_all = torch.cat(probs, 1) if probs else None
         return Draft(torch.cat(tokens, 1), q_all, torch.cat(scores, 1) if scores else None, counts, stops)
 
     def end(self, before: Sequence[int], verified: Sequence[int], chosen: Sequence[int]) -> None:
         """The round is over; drafts that did not survive are forgotten."""
+        drawn = [-1] * len(before)
+        for i in chosen:
+            drawn[i], self._drawn[i] = self._drawn[i], -1  # what verifies after an exit has no news of the round
+        accepted = [max(0, end - start) if d >= 0 else 0 for end, start, d in zip(verified, before, drawn, strict=True)]
+        self.controller.learn(self.drafter.record, before, drawn, accepted)
         self.drafter.truncate(verified)
         self.controller.end(before)
 
@@ -166,9 +195,9 @@ class Proposer:
     def _rooms(self, rows: Sequence[Row]) -> tuple[list[int], list[str]]:
         """Tokens each row may draft this round, and what would end the draft there."""
         rooms, reasons = [], []
-        for row in rows:
+        for row, longest in zip(rows, self.controller.limits(rows), strict=True):
             limits = {
-                self.controller.full: self.controller.gamma_max,
+                self.controller.full if longest else "off": longest,
                 "budget": row.left - 1,  # the target adds one token of its own
                 "context": min(self.context - len(row.committed), self.drafter.room(row)),
             }

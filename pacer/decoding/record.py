@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pacer.decoding.distributions import Signals
 from pacer.decoding.lane import places
+from pacer.decoding.request import Row
 from pacer.models.stack import Stack
 
 
@@ -35,6 +36,20 @@ class Record:
         """Note the signals of the tokens drawn at places ``at (R, 1)``."""
         for own, new in zip((self.logprob, self.entropy, self.margin, self.match), (*said, match), strict=True):
             own.scatter_(1, at, new)
+
+    def drawn(self, name: str, rows: Sequence[Row], first: int, end: int) -> Tensor:
+        """A signal by its name of tokens ``first … end − 1`` of each row's draft ``(R, end − first)``.
+
+        Of a row that has ended these places may lie beyond the record: what it gets then has no meaning.
+        """
+        return self.after(name, [len(row.committed) for row in rows], first, end)
+
+    def after(self, name: str, committed: Sequence[int], first: int, end: int) -> Tensor:
+        """:meth:`drawn` by the tokens that were committed before the draft."""
+        last = self.ids.shape[1] - 1
+        at = [[min(start + k, last) for k in range(first, end)] for start in committed]
+        table: Tensor = getattr(self, name)
+        return table.gather(1, torch.tensor(at, device=table.device))
 
 
 def note_ids(

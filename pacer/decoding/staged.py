@@ -27,7 +27,8 @@ from pacer.decoding.controllers.buffer import BufferRule
 from pacer.decoding.propose import KEEP, Draft, Proposes, take
 from pacer.decoding.request import Row
 from pacer.decoding.uniforms import request_key
-from pacer.decoding.verifier import Verdict, Verifier
+from pacer.decoding.verdict import Verdict
+from pacer.decoding.verifier import Verifier, check_trees
 from pacer.errors import DecodingError
 
 
@@ -42,7 +43,7 @@ class Buffer:
     stop: str | None = None  # why it is full; None: it is not
 
 
-class Staged:
+class Staged(Proposes):
     """Inner proposer → exit → buffer.
 
     Args:
@@ -66,22 +67,27 @@ class Staged:
         self.rows: list[Row] = []
         self.buffers: list[Buffer] = []
         self._stop_ids = torch.empty(0)
+        check_trees(inner, verifier.reader)
 
     def reset(self, rows: Sequence[Row], capacity: int, stop_ids: Tensor) -> None:
         """A new batch."""
         self._stop_ids = stop_ids
         self.rows, self.buffers = [self._tentative(row) for row in rows], [Buffer() for _ in rows]
+        self.verifier.reset(len(rows), capacity, self.inner.spare)
         self.inner.reset(self.rows, capacity, stop_ids)
         self.rule.reset(self.rows, capacity)
 
     def admit(self, index: int, row: Row) -> None:
         """Another request takes a row."""
         self.rows[index], self.buffers[index] = self._tentative(row), Buffer()
+        self.verifier.admit(index)
         self.inner.admit(index, self.rows[index])
         self.rule.admit(index)
 
     def prefill(self, rows: Sequence[Row], chosen: Sequence[int]) -> None:
-        """The target's first pass reads the prompts on every rung."""
+        """Read the prompts where the target's first pass does not, as it does on every rung."""
+        self.verifier.prefill(rows, [i for i in chosen if len(rows[i].committed) < self.context])
+        self.clock.lap(self.verifier.phase)
 
     def _tentative(self, row: Row) -> Row:
         """The row as the inner loop sees it: prefix and buffer; random numbers of its own."""
@@ -115,35 +121,44 @@ class Staged:
         chosen = [i for i in going if draft.ready is None or draft.ready[i]]
         part, rows = take(draft, chosen, len(self.rows)), [self.rows[i] for i in chosen]
         logits = self.verifier.logits(self.rows, part, chosen, last=self.bonus)
-        verdict = self.verifier.judge(rows, part, logits, self._stop_ids[chosen], None)
+        verdict = self.verifier.judge(rows, part, logits, self._stop_ids[chosen], None, self.inner.sees)
+        probs = None if verdict.probs is None else verdict.along(verdict.probs)
         before = [len(row.committed) for row in self.rows]
         verified = [KEEP] * len(before)
         for j, i in enumerate(chosen):
-            verified[i] = before[i] + self._commit(i, j, verdict, part)
-        self.verifier.reader.truncate(verified)
+            verified[i] = before[i] + self._commit(i, j, verdict, part, probs)
+            if verdict.branches is not None:  # a tree is read to its leaves; the text's last token comes again
+                verified[i] = min(verified[i], len(self.rows[i].committed) - 1)
+        self.verifier.settle(verdict, chosen, before, verified)
+        if self.inner.sees:
+            self.inner.saw(self.rows, chosen, verdict)
         self.inner.end(before, verified, chosen)
         if self.rule.reads_exit:
             emitted = [self.buffers[i].rounds[-1]["emitted"] for i in chosen]
-            self.rule.saw(rows, chosen, logits, emitted)
-        self.clock.lap("intermediate")
+            self.rule.saw(rows, chosen, self.verifier.shown(verdict, logits), emitted)
+        self.clock.lap(self.verifier.phase)
         self._judge(chosen)
+        if self.rule.reads_exit:
+            self.clock.lap("preverify")
 
-    def _commit(self, i: int, j: int, verdict: Verdict, part: Draft) -> int:
+    def _commit(self, i: int, j: int, verdict: Verdict, part: Draft, probs: Tensor | None) -> int:
         """Buffer what survived of row i, number j of the verdict; returns how many drafts that were."""
         row, buffer, drafted, accept = self.rows[i], self.buffers[i], verdict.drafted[j], verdict.accepted[j]
         if verdict.bad[j] >= 0:
-            place = f"position {len(row.committed) + verdict.bad[j]}"
+            place = f"position {len(row.committed) + verdict.distance(j)}"
             raise DecodingError(f"an exit's logits are not finite for request {row.request.id}", value=place)
-        new = drafted[:accept]
-        if self.bonus or not drafted or accept < len(drafted):
+        new = verdict.survivors(j)
+        if self.bonus or not drafted or not verdict.exhausted(j):
             new = [*new, verdict.following[j]]
         emitted = row.commit(new, self.context, None)
-        if verdict.probs is not None:
-            buffer.probs.append(verdict.probs[j, : len(emitted)])
+        if probs is not None:
+            buffer.probs.append(probs[j, : len(emitted)])
         buffer.tokens += emitted
         stop = "eos" if len(drafted) < part.counts[j] else part.stops[j]
         line = {"drafted": drafted, "accepted": accept, "emitted": emitted, "stop": stop}
-        buffer.rounds.append(line if part.inner is None else {**line, "inner": part.inner[j]})
+        line |= {} if part.inner is None else {"inner": part.inner[j]}
+        line |= {} if verdict.parents is None else {"parents": verdict.parents[j]}
+        buffer.rounds.append(line)
         row.rounds += 1
         return accept
 
@@ -188,5 +203,6 @@ class Staged:
         """The next verifier has spoken about the buffers of the chosen rows."""
         for i in chosen:
             self.buffers[i] = Buffer()
+        self.verifier.reader.truncate(verified)  # of a rung the target has done so
         self.inner.end(before, verified, chosen)
         self.rule.end(before, chosen)

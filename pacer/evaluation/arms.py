@@ -17,9 +17,12 @@ from transformers.utils import is_sklearn_available
 
 from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.assemble import Models, make_decoder
+from pacer.decoding.drafters.pearl import Pearl
+from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
-from pacer.decoding.trace import request_line
+from pacer.decoding.trace import ids_of, request_line
 from pacer.errors import ConfigError, UnsupportedError
+from pacer.models.tokenizers import pieces
 from pacer.settings import SamplingSettings
 
 Line = dict[str, object]
@@ -48,10 +51,16 @@ def make_arm(name: str, models: Models, sampling: SamplingSettings, slots: int |
     def run(requests: Sequence[Request]) -> list[Line]:
         lines: list[Line] = []
         for result in decoder.generate(requests, slots=slots):
-            lines += [*result.rounds, request_line(result, models.text(result.ids))]
+            known = pieces(models.tokenizer, ids_of(result.rounds))
+            lines += [*result.rounds, {**request_line(result, models.text(result.ids), known), **_beside(decoder)}]
         return lines
 
     return Arm(name, method.guarantee, run)
+
+
+def _beside(decoder: Decoder) -> Line:
+    """What it costs each side where the draft is written beside the target; nothing of other methods."""
+    return {"beside": decoder.proposer.report()} if isinstance(decoder.proposer, Pearl) else {}
 
 
 def _transformers(name: str, models: Models, sampling: SamplingSettings) -> Callable[[Sequence[Request]], list[Line]]:
@@ -126,12 +135,18 @@ def _assistant(kind: str, words: Sequence[str], name: str) -> dict[str, Any]:
 def _generate(models: Models, request: Request, options: dict[str, Any]) -> Line:
     model = models.target.model
     ids = torch.tensor([list(request.prompt_ids)], device=models.target.device)
+    mask = torch.ones_like(ids)
+    if "assistant_model" in options:
+        # transformers 5.24 drops a mask of ones, and without one its assistant reads the whole text again, behind what
+        # its cache holds, in every round but the first. A masked token in front (one that penalties see anyway) keeps
+        # the mask.
+        ids, mask = torch.cat([ids[:, :1], ids], 1), torch.nn.functional.pad(mask, (1, 0))
     stop = sorted(request.stop_ids)
     if models.target.device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens,
+        ids, attention_mask=mask, max_new_tokens=request.max_new_tokens,
         eos_token_id=stop or None, pad_token_id=stop[0] if stop else 0, **options,
     )  # fmt: skip
     new = out[0, ids.shape[1] :].tolist()
@@ -139,7 +154,7 @@ def _generate(models: Models, request: Request, options: dict[str, Any]) -> Line
     ended = next((i + 1 for i, token in enumerate(new) if token in request.stop_ids), None)
     new = new[:ended]
     return {
-        "kind": "request", "request": request.id, "prompt_tokens": ids.shape[1], "new_tokens": len(new),
+        "kind": "request", "request": request.id, "prompt_tokens": len(request.prompt_ids), "new_tokens": len(new),
         "finish": "eos" if ended else "length", "seconds": seconds, "latency": seconds,
         "text": models.text(new), "ids": new,
     }  # fmt: skip

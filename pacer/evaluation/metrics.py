@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from pacer.errors import ConfigError
+from pacer.evaluation.beside import beside
 from pacer.evaluation.stats import Ratio, geometric_mean_ratio
 from pacer.evaluation.tally import PARTS, measures, tally
 from pacer.evaluation.traces import (
     FINISHED,
     Line,
     Requests,
+    agreement,
     check_trace,
     compare_ids,
     group_requests,
@@ -52,14 +54,18 @@ DEFINITIONS = {
     "each class is named by where it begins, and ends where the next of 0, 128, 256, 512 ... begins.",
     "ratio_to_ar": "tokens_per_second over that of the AR arm on the same prompts; interval: paired bootstrap.",
     "tokens_per_verify": "Emitted tokens / target passes in rounds >= 1; at most draft length + 1 (often written tau).",
-    "accepted_per_verify": "Accepted and emitted draft tokens / target passes, rounds >= 1; at most the draft length.",
-    "mean_drafted": "Drafted tokens / target passes in rounds >= 1, rounds without a draft included (gamma-bar).",
-    "acceptance_rate": "Accepted and emitted draft tokens / drafted tokens, rounds >= 1.",
+    "accepted_per_verify": "Accepted and emitted draft tokens / target passes, rounds >= 1; at most the draft length. "
+    "Tokens that a lossy method keeps without asking the target are not among them.",
+    "mean_drafted": "Drafted tokens / target passes in rounds >= 1, rounds without a draft included (gamma-bar); of a "
+    "draft that branches, all its nodes, here and in acceptance_rate.",
+    "acceptance_rate": "Accepted and emitted draft tokens / drafted tokens, rounds >= 1; unchecked ones in neither.",
     "conditional_acceptance": "Entry k-1: P(token k of a draft accepted | tokens 1..k-1 accepted), over rounds that "
-    "drafted k tokens; conditional_counts holds how many rounds that is. Tokens past the end of the text do not count.",
+    "drafted k tokens; conditional_counts holds how many rounds that is. Tokens past the end of the text do not count. "
+    "Empty, as survival, where drafts branch.",
     "survival": "Entry k-1: P(tokens 1..k of a draft all accepted) over the rounds that drafted at least k tokens, "
     "counted as leading runs, not as a product of marginals; survival_counts holds how many rounds that is.",
-    "share": "Share of the seconds of rounds >= 1 spent in each part; rest is everything outside model calls.",
+    "share": "Share of the seconds of rounds >= 1 spent in each part; rest is everything outside model calls. Of a "
+    "draft that is written beside the target, draft is the time that the loop waited for it.",
     "layer_tokens_per_token": "Layers of the target x tokens that passed them, per emitted token, rounds >= 1 (exits "
     "share these layers; adapters and draft models are not counted).",
     "exits": "Of each exit that verifies before the target, the first after the drafter first: its drafts per target "
@@ -69,6 +75,11 @@ DEFINITIONS = {
     "finishes": "Paired prompts by what ended their text.",
     "exact": "Whether the ids of every prompt finished by both equal the AR arm's ids of the same run; positions in "
     "exact_detail count new tokens from 0. null: no AR arm, or sampled text.",
+    "agreement": "Of the prompts finished by this arm and AR: share whose ids are all equal (same_requests), share of "
+    "the tokens that come before the first difference, of the longer text, total over total (same_tokens).",
+    "beside": "Arms that draft beside the target: median seconds of a pass of each side, alone with all threads and "
+    "while both run (in turn: the same), measured on a made-up text before the run; width: tokens of a target pass; "
+    "gamma: tokens drawn beside it. Of their drafts, the first token is checked as the target's own and not counted.",
     "overall": "Geometric mean of ratio_to_ar over all benchmarks; interval: prompts resampled inside each benchmark.",
 }
 
@@ -107,6 +118,7 @@ def evaluate_trace(
         greedy: False for sampled text, whose ids are not comparable (``exact`` is None).
         resamples, seed, level: of the bootstrap intervals.
     """
+    lines = list(lines)
     groups = group_requests(lines)
     order = list(dict.fromkeys([*arms, *(arm for arm, _ in groups)]))
     benchmarks = list(dict.fromkeys(benchmark for _, benchmark in groups))
@@ -134,12 +146,14 @@ def evaluate_trace(
                 **mean_ratio([(arm, benchmark)]),
                 "exact": exact,
                 "exact_detail": detail,
+                "agreement": agreement(groups.get((arm, benchmark), {}), ar) if greedy else None,
                 "score": (scores or {}).get((arm, benchmark)),
             }
         )
     result = {
         "rows": rows,
         "overall": [{"arm": arm, **mean_ratio([(arm, b) for b in benchmarks])} for arm in order],
+        "beside": beside(lines),
         "definitions": DEFINITIONS,
         "reference": reference,
         "level": level,

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from pacer.data.prompts import FILE_ENDINGS, Prompt, encode, is_tuning, load_pro
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.evaluation.arms import Arm, Line
-from pacer.evaluation.metrics import load_trace
+from pacer.evaluation.metrics import group_requests, load_trace, measures, tally
+from pacer.evaluation.tally import Tally
 from pacer.files import write_atomic
 from pacer.progress import progress
 from pacer.settings import BenchmarkSettings
@@ -55,7 +56,7 @@ def load_benchmarks(settings: BenchmarkSettings, data_dir: str | None) -> list[B
     return found
 
 
-def _batches(benchmarks: Sequence[Benchmark], settings: BenchmarkSettings) -> list[tuple[str, list[Prompt]]]:
+def batches_of(benchmarks: Sequence[Benchmark], settings: BenchmarkSettings) -> list[tuple[str, list[Prompt]]]:
     """Prompts that are measured together, of one benchmark each, in random order: a deadline cuts all alike.
 
     One by one, or, where several rows are decoded at once, a stream of several times as many.
@@ -87,12 +88,22 @@ def open_trace(path: Path) -> list[Line]:
 
 
 def measure(
-    benchmarks: Sequence[Benchmark], arms: Sequence[Arm], models: Models, settings: BenchmarkSettings, trace: Path
+    benchmarks: Sequence[Benchmark],
+    arms: Sequence[Arm],
+    models: Models,
+    settings: BenchmarkSettings,
+    trace: Path,
+    elsewhere: Sequence[Line] = (),
 ) -> list[Line]:
-    """Run what is missing and return all lines; stops at the deadline, or after the current prompt on a signal."""
+    """Run what is missing and return all lines; stops at the deadline, or after the current prompt on a signal.
+
+    Args:
+        elsewhere: lines of other traces, whose requests are not measured again.
+    """
     lines = open_trace(trace)
-    done = {(line["arm"], line["benchmark"], line["request"]) for line in lines if line["kind"] == "request"}
-    batches = _batches(benchmarks, settings)
+    ended = [line for line in [*lines, *elsewhere] if line["kind"] == "request"]
+    done = {(line["arm"], line["benchmark"], line["request"]) for line in ended}
+    batches = batches_of(benchmarks, settings)
     todo = [
         (name, prompts, [a for a in arms if any((a.name, name, p.id) not in done for p in prompts)])
         for name, prompts in batches
@@ -103,8 +114,10 @@ def measure(
     deadline = None if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     _warm_up(todo[0][1], arms, models, settings)
     rng = np.random.default_rng([settings.seed, len(done)])
-    speeds: dict[str, list[float]] = {arm.name: [0.0, 0.0] for arm in arms}
-    with progress(len(batches), "measuring", "batch", initial=len(batches) - len(todo)) as bar, trace.open("a") as file:
+    sums = {arm.name: Tally() for arm in arms}
+    _count(sums, lines)
+    what = "measuring" if settings.minutes is None else f"measuring, at most {settings.minutes:g} min"
+    with progress(len(batches), what, "batch", initial=len(batches) - len(todo)) as bar, trace.open("a") as file:
         for name, prompts, missing in todo:
             if deadline is not None and time.monotonic() > deadline:
                 log.info("the time box of %s minutes ends here; the same command goes on", settings.minutes)
@@ -114,11 +127,11 @@ def measure(
                 new = _run(arm, name, make_requests(prompts, models, settings.max_new_tokens))
                 file.writelines(json.dumps(line, allow_nan=False) + "\n" for line in new)
                 lines += new
-                _note_speed(speeds[arm.name], new)
+                _count(sums, new)
             file.flush()
             os.fsync(file.fileno())
+            bar.set_postfix_str(so_far(sums), refresh=False)
             bar.update()
-            bar.set_postfix({n: f"{t / s:.1f} tok/s" for n, (t, s) in list(speeds.items())[:4] if s}, refresh=False)
             check_stop()
     return lines
 
@@ -135,11 +148,21 @@ def _warm_up(prompts: Sequence[Prompt], arms: Sequence[Arm], models: Models, set
             arm.run(requests)
 
 
-def _note_speed(total: list[float], lines: Sequence[Line]) -> None:
-    for line in lines:
-        if line["kind"] == "request":
-            total[0] += float(str(line["new_tokens"]))
-            total[1] += float(str(line["seconds"]))
+def _count(sums: Mapping[str, Tally], lines: Sequence[Line]) -> None:
+    """Add finished requests to their arms."""
+    for (arm, _), requests in group_requests(lines).items():
+        if arm in sums:
+            tally((request for request in requests.values() if request.finished), sums[arm])
+
+
+def so_far(sums: Mapping[str, Tally]) -> str:
+    """Speed, τ and acceptance of each arm, behind a progress bar; of the first four alone: a line is short."""
+    said = []
+    for arm, figures in [(arm, measures(own)) for arm, own in sums.items() if own.seconds][:4]:
+        speed, tau, rate = (figures[key] for key in ("tokens_per_second", "tokens_per_verify", "acceptance_rate"))
+        drafts = "" if rate is None else f", τ {tau:.2f}, {100 * rate:.0f} % accepted"
+        said.append(f"{arm}: {speed:.1f} tok/s{drafts}")
+    return "; ".join(said)
 
 
 def score_all(

@@ -84,6 +84,15 @@ def tune(
     return best
 
 
+def tune_threshold(
+    values: Floats, counts: Ints, accepted: Ints, costs: CostSettings, gamma_max: int
+) -> tuple[float, Outcome]:
+    """The threshold of the highest simulated speed for a rule that goes on while ``values (S, g)`` reach it, asked
+    after every token."""
+    found, speed = tune(values, counts, accepted, costs, gamma_max, blocks=(1,), growths=(1.0,))
+    return float(found["t0"]), speed
+
+
 def best_fixed(accepted: Ints, counts: Ints, costs: CostSettings, gamma_max: int) -> tuple[int, Outcome]:
     """The fixed window of the highest simulated speed, γ = 0 included."""
     found = {gamma: fixed(accepted, counts, gamma, costs) for gamma in range(gamma_max + 1)}

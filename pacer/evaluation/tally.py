@@ -22,12 +22,16 @@ class Runs:
     accepted: int = 0
     kept: list[int] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
+    trees: int = 0
 
-    def add(self, drafted: int, accepted: int) -> None:
-        """One more draft."""
+    def add(self, drafted: int, accepted: int, branches: bool = False) -> None:
+        """One more draft; whether it branches."""
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.trees += branches
+        if branches:
+            return
         for counts in (self.kept, self.reached):
             counts.extend([0] * (drafted - len(counts)))
         for k in range(drafted):
@@ -48,10 +52,12 @@ class Tally:
     emitted: int = 0
     drafted: int = 0
     accepted: int = 0
+    unchecked: int = 0  # drafted tokens that are in the text though nobody checked them: of lossy methods
     time: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     run_kept: list[int] = field(default_factory=list)  # rounds whose first k tokens were all accepted
     run_reached: list[int] = field(default_factory=list)  # of those with k - 1 accepted: rounds that drafted k
     run_drafted: list[int] = field(default_factory=list)  # rounds that drafted k
+    trees: int = 0  # rounds whose draft branched: a token has no one index there, and the runs are not known
     layer_tokens: int = 0
     exits: list[Runs] = field(default_factory=list)  # exits that verify, the first after the drafter first
     drafted_at: Counter[int] = field(default_factory=Counter)  # by the class of the context's length
@@ -60,9 +66,9 @@ class Tally:
     finishes: Counter[str] = field(default_factory=Counter)
 
 
-def tally(requests: Iterable[RequestTrace]) -> Tally:
-    """Sums over finished requests."""
-    sums = Tally()
+def tally(requests: Iterable[RequestTrace], sums: Tally | None = None) -> Tally:
+    """Sums over finished requests; ``sums``: those so far, to which these are added."""
+    sums = Tally() if sums is None else sums
     for request in requests:
         if request.line is None:
             raise ConfigError("an unfinished request cannot be counted", allowed="finished requests")
@@ -83,19 +89,24 @@ def _add_round(sums: Tally, line: Line) -> None:
     drafted, emitted = len(line["drafted"]), len(line["emitted"])
     judged = line["accepted"][-1] if line["accepted"] else 0
     accepted = min(judged, emitted)  # accepted tokens past EOS or the budget are not part of the text
+    unchecked = min(line.get("unchecked", 0), emitted)
     at_risk = emitted if judged > emitted else drafted  # the fate of later tokens has no meaning then
     sums.target_passes += 1
     sums.emitted += emitted
     sums.drafted += drafted
-    sums.accepted += accepted
+    sums.accepted += accepted - unchecked
+    sums.unchecked += unchecked
     context = max(begin for begin in CONTEXTS if begin <= line["committed"])
-    sums.drafted_at[context] += drafted
-    sums.accepted_at[context] += accepted
+    sums.drafted_at[context] += drafted - unchecked
+    sums.accepted_at[context] += accepted - unchecked
     sums.stops[line["stop"]] += 1
     sums.layer_tokens += line.get("layer_tokens", 0)
     _add_exits(sums, line.get("inner", []))
     for part, seconds in line["time"].items():
         sums.time[part] += seconds
+    sums.trees += "parents" in line
+    if "unchecked" in line or "parents" in line:
+        return  # one token of the draft met its verifier, or drafts branch: no run of accepted tokens is known
     for counts in (sums.run_kept, sums.run_reached, sums.run_drafted):
         counts.extend([0] * (at_risk - len(counts)))
     for k in range(at_risk):
@@ -112,7 +123,7 @@ def _add_exits(sums: Tally, rounds: list[Line]) -> int:
     while len(sums.exits) <= below:
         sums.exits.append(Runs())
     for line in rounds:
-        sums.exits[below].add(len(line["drafted"]), line["accepted"])
+        sums.exits[below].add(len(line["drafted"]), line["accepted"], "parents" in line)
     return below + 1
 
 
@@ -127,18 +138,18 @@ def measures(sums: Tally) -> Line:
         "tokens_per_verify": _divide(sums.emitted, sums.target_passes),
         "mean_drafted": _divide(sums.drafted, sums.target_passes),
         "accepted_per_verify": _divide(sums.accepted, sums.target_passes),
-        "acceptance_rate": _divide(sums.accepted, sums.drafted),
-        "conditional_acceptance": [_divide(a, b) for a, b in zip(sums.run_kept, sums.run_reached, strict=True)],
-        "conditional_counts": list(sums.run_reached),
-        "survival": [_divide(a, b) for a, b in zip(sums.run_kept, sums.run_drafted, strict=True)],
-        "survival_counts": list(sums.run_drafted),
+        "acceptance_rate": _divide(sums.accepted, sums.drafted - sums.unchecked),
+        "conditional_acceptance": _rates(sums.run_kept, sums.run_reached, sums.trees),
+        "conditional_counts": [] if sums.trees else list(sums.run_reached),
+        "survival": _rates(sums.run_kept, sums.run_drafted, sums.trees),
+        "survival_counts": [] if sums.trees else list(sums.run_drafted),
         "share": {part: sums.time[part] / decode_seconds if timed else None for part in PARTS},
         "layer_tokens_per_token": _divide(sums.layer_tokens, sums.emitted),
         "exits": [
             {
                 "drafts_per_verify": _divide(runs.rounds, sums.target_passes),
                 "acceptance_rate": _divide(runs.accepted, runs.drafted),
-                "conditional_acceptance": [_divide(a, b) for a, b in zip(runs.kept, runs.reached, strict=True)],
+                "conditional_acceptance": _rates(runs.kept, runs.reached, runs.trees),
             }
             for runs in sums.exits
         ],
@@ -148,6 +159,11 @@ def measures(sums: Tally) -> Line:
         "stops": dict(sorted(sums.stops.items())),
         "finishes": dict(sorted(sums.finishes.items())),
     }
+
+
+def _rates(totals: list[int], counts: list[int], trees: int) -> list[float | None]:
+    """By draft index; none where some drafts branched, since those that did not are no sample of all."""
+    return [] if trees else [_divide(a, b) for a, b in zip(totals, counts, strict=True)]
 
 
 def _divide(total: float, count: float) -> float | None:

@@ -80,6 +80,8 @@ def check_trace(lines: Iterable[Line]) -> list[str]:
                     problems.append(f"{where}, round {line['round']}: more accepted than drafted")
                 if len(line["emitted"]) > len(line["drafted"]) + 1:
                     problems.append(f"{where}, round {line['round']}: more emitted than drafted + 1")
+                if "parents" in line and not _is_branch(line):
+                    problems.append(f"{where}, round {line['round']}: what was accepted is no branch of the tree")
             if request.line is None:
                 continue
             if len(request.line["ids"]) != request.line["new_tokens"]:
@@ -87,6 +89,18 @@ def check_trace(lines: Iterable[Line]) -> list[str]:
             if request.rounds and [t for r in request.rounds for t in r["emitted"]] != request.line["ids"]:
                 problems.append(f"{where}: the emitted tokens of the rounds are not the ids of the request")
     return problems
+
+
+def _is_branch(line: Line) -> bool:
+    """Whether the accepted tokens of a round, as far as they were emitted, are a branch of its tree."""
+    drafted, parents = line["drafted"], line["parents"]
+    if len(parents) != len(drafted) or not all(-1 <= parent < node for node, parent in enumerate(parents)):
+        return False
+    reached = {-1}
+    for token in line["emitted"][: line["accepted"][-1]]:
+        children = zip(parents, drafted, strict=True)
+        reached = {node for node, (parent, own) in enumerate(children) if parent in reached and own == token}
+    return bool(reached)
 
 
 def paired_prompts(groups: Mapping[tuple[str, str], Requests], benchmark: str) -> list[str]:
@@ -115,18 +129,38 @@ def waits(requests: Requests, names: Sequence[str]) -> dict[str, float | None]:
     }
 
 
+def agreement(requests: Requests, reference: Requests | None) -> dict[str, float | None]:
+    """Shares of prompts whose ids are equal, and of tokens before the first difference (of the longer text's)."""
+    pairs = _both(requests, reference or {})
+    longest = sum(max(len(a), len(b)) for _, a, b in pairs)
+    return {
+        "same_requests": sum(a == b for _, a, b in pairs) / len(pairs) if pairs else None,
+        "same_tokens": sum(_parting(a, b) for _, a, b in pairs) / longest if longest else None,
+    }
+
+
+def _parting(one: Sequence[int], other: Sequence[int]) -> int:
+    """Where two texts first differ; where one goes on, that is the other's end."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _both(requests: Requests, reference: Requests) -> list[tuple[str, list[int], list[int]]]:
+    """Name and ids of the prompts finished in both."""
+    lines = [(name, r.line, reference[name].line) for name, r in requests.items() if r.finished and name in reference]
+    return [(name, a["ids"], b["ids"]) for name, a, b in lines if a and b and b["finish"] in FINISHED]
+
+
 def compare_ids(requests: Requests, reference: Requests | None) -> tuple[bool | None, str]:
     """Whether the ids of all prompts finished in both are equal, and a detail naming the first that differs."""
     if reference is None:
         return None, "no AR arm in this run"
-    both = [(name, r.line, reference[name].line) for name, r in requests.items() if r.finished and name in reference]
-    pairs = [(name, a["ids"], b["ids"]) for name, a, b in both if a and b and b["finish"] in FINISHED]
+    pairs = _both(requests, reference)
     if not pairs:
         return None, "no prompt finished by this arm and AR"
     different = [(name, a, b) for name, a, b in pairs if a != b]
     detail = f"{len(pairs) - len(different)}/{len(pairs)} identical"
     if different:
         name, a, b = different[0]
-        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-        detail += f"; {name} differs at {at}"
+        detail += f"; {name} differs at {_parting(a, b)}"
     return not different, detail

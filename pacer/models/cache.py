@@ -10,7 +10,7 @@ Shapes: R rows, T capacity, B rows of a call, n new tokens, S extent read, G key
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -41,6 +41,9 @@ class Cache(Protocol):
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write ``(B, G, n, D)`` entries at the set places; return all up to the extent, ``(B, G, S, D)``."""
+
+    def move(self, slots: Mapping[int, Sequence[int]], firsts: Mapping[int, int]) -> None:
+        """Entries at ``slots[row]`` of a row go to consecutive places from ``firsts[row]`` on, none of them later."""
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Entries of row i beyond ``lengths[i]`` tokens are not needed any more."""
@@ -90,8 +93,26 @@ class KeyValues:
             self._write(self.values[layer_idx - self.first], values),
         )
 
+    def move(self, slots: Mapping[int, Sequence[int]], firsts: Mapping[int, int]) -> None:
+        """Entries at ``slots[row]`` of a row go to consecutive places from ``firsts[row]`` on; what is there stays."""
+        moves = [
+            (self._place(row, slot), self._place(row, firsts[row] + k))
+            for row, chosen in slots.items()
+            for k, slot in enumerate(chosen)
+            if slot != firsts[row] + k
+        ]
+        if not moves:
+            return
+        source, target = torch.tensor(moves, device=self.keys.device).unbind(1)
+        for store in (self.keys, self.values):
+            places = store.flatten(1, 2)  # (L, all places, G, D)
+            places.index_copy_(1, target, places.index_select(1, source))
+
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         raise NotImplementedError  # where entries lie is what caches differ in
+
+    def _place(self, row: int, slot: int) -> int:
+        raise NotImplementedError  # likewise
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """What transformers sees as the past length; only asked where no explicit mask was given."""
@@ -150,6 +171,9 @@ class ContiguousCache(KeyValues):
         assert self._index is not None, "at() comes before the forward"
         store.flatten(0, 1).index_copy_(0, self._index, new.transpose(1, 2).flatten(0, 1).to(store.dtype))
         return store[:, : self._extent][self._rows].transpose(1, 2)
+
+    def _place(self, row: int, slot: int) -> int:
+        return row * (self.capacity + 1) + slot
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing: the mask hides what is beyond."""

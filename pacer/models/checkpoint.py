@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pacer.errors import MismatchError, SourceError
+from pacer.files import remove, write_atomic
 from pacer.models.stack import Stack
 
 FORMAT = 1
@@ -73,36 +74,39 @@ def check_identity(found: Mapping[str, Any], stack: Stack, part: str) -> None:
 
 def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any], card: str) -> Path:
     """Write a checkpoint atomically; an existing folder of that name is replaced."""
-    temporary = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary / "model.safetensors")
-    text = json.dumps({"format": FORMAT, **config}, indent=1, allow_nan=False)
-    (temporary / "config.json").write_text(text + "\n")
-    (temporary / "README.md").write_text(card)
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    return folder
+
+    def fill(part: Path) -> None:
+        part.mkdir()
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part / "model.safetensors")
+        text = json.dumps({"format": FORMAT, **config}, indent=1, allow_nan=False)
+        (part / "config.json").write_text(text + "\n")
+        (part / "README.md").write_text(card)
+        remove(folder)  # a rename replaces no folder
+
+    return write_atomic(folder, fill)
 
 
 def load_checkpoint(folder: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and config of a checkpoint of this kind.
 
     Raises:
-        SourceError: nothing complete there. MismatchError: another kind or format.
+        SourceError: nothing complete there, or damaged. MismatchError: another kind or format.
     """
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise SourceError(
             f"no {kind} checkpoint", value=str(folder), remedy="train one: python -m pacer.train +experiment=…"
         )
-    config = json.loads((folder / "config.json").read_text())
+    try:
+        config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    except (ValueError, SafetensorError) as error:
+        remedy = "delete the folder and run again"
+        raise SourceError(f"the {kind} checkpoint is damaged ({error})", value=str(folder), remedy=remedy) from error
     if config.get("kind") != kind or config.get("format") != FORMAT:
         raise MismatchError(
             "checkpoint of another kind", value=f"{config.get('kind')} format {config.get('format')}",
             allowed=f"{kind} format {FORMAT}",
         )  # fmt: skip
-    return load_file(folder / "model.safetensors"), config
+    return tensors, config
 
 
 def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], part: str) -> None:

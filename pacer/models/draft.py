@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from pacer.errors import ConfigError, MismatchError
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
 from pacer.models.copying import Copied, CopyHead
+from pacer.models.placed import own_copy
 from pacer.models.stack import Stack
 
 KIND = "draft_layers"
@@ -59,24 +61,25 @@ class TrainableDraft(nn.Module):
         with torch.device("meta"):
             model = type(target.model)(config)
         source = getattr(target.decoder, target.family.layers)
-        copies = [copy.deepcopy(source[i]) for i in layers]
+        copies = [own_copy(source[i], target.device) for i in layers]
         for index, layer in enumerate(copies):
-            layer.self_attn.layer_idx = index
-        self.layers, self.norm = nn.ModuleList(copies), copy.deepcopy(target.norm)
+            getattr(layer, target.family.attention).layer_idx = index
+        self.layers, self.norm = nn.ModuleList(copies), own_copy(target.norm, target.device)
         self.projection = nn.Linear(target.width, target.width, bias=False, dtype=target.dtype, device=target.device)
         nn.init.eye_(self.projection.weight)
         self.copying: CopyHead | None = None
         if copying:
             self.copying = self._copy_head(target, head_ids.to(target.device))
         self.requires_grad_(True)
-        decoder = getattr(model, target.family.decoder)
+        decoder = attrgetter(target.family.decoder)(model)
         setattr(decoder, target.family.layers, self.layers)
         setattr(decoder, target.family.norm, self.norm)
         setattr(decoder, target.family.embed, target.embedding)
-        for name, child in target.decoder.named_children():  # rotary tables and other untrained parts
+        for name, child in target.decoder._modules.items():  # rotary tables and other untrained parts; or None
             if name not in (target.family.layers, target.family.norm, target.family.embed):
-                setattr(decoder, name, copy.deepcopy(child))
-        rows = target.head.weight.detach()[head_ids.to(target.device)]
+                setattr(decoder, name, None if child is None else own_copy(child, target.device))
+        rows = target.head.weight.detach()
+        rows = rows[head_ids.to(rows.device)].to(target.device)
         head = nn.Linear(target.width, len(head_ids), bias=False, device="meta")
         head.weight = nn.Parameter(rows.clone(), requires_grad=False)
         setattr(model, target.family.head, head)
@@ -84,7 +87,7 @@ class TrainableDraft(nn.Module):
         self._stack = [Stack(model.eval(), head_ids, self.copying)]
 
     def _copy_head(self, target: Stack, head_ids: Tensor) -> CopyHead:
-        rows = target.head.weight.detach()
+        rows = target.head.weight.detach().to(target.device)
         head_of = torch.full((len(rows),), len(head_ids), device=rows.device)
         head_of[head_ids] = torch.arange(len(head_ids), device=rows.device)
         return CopyHead(rows, head_of, self.projection.weight)
@@ -109,7 +112,7 @@ class TrainableDraft(nn.Module):
         weight = stack.head.weight
         if full:
             assert target is not None, "the whole vocabulary's rows come from the target"
-            weight = target.head.weight
+            weight = target.head.weight.to(target.device)
         head = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         rows = (weight.float() @ self.projection.weight.float()).to(weight.dtype)
         head.weight = nn.Parameter(rows, requires_grad=False)

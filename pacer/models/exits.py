@@ -16,7 +16,6 @@ Shapes: B rows, T tokens, H width, V vocabulary, V' ids in the head, L layers.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from pacer.errors import ConfigError, MismatchError
 from pacer.models.cache import Cache
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
 from pacer.models.draft import frequent_ids
+from pacer.models.placed import own_copy
 from pacer.models.preverifier_layer import Layer, Layers, Shape, shape_like
 from pacer.models.stack import Stack
 
@@ -58,7 +58,7 @@ def make_adapter(target: Stack, attention_only: bool) -> Layers:
     for name, weight in adapter.named_parameters():
         if name.endswith(("o.weight", "down.weight")):
             nn.init.zeros_(weight)
-    adapter.norm = copy.deepcopy(target.norm)
+    adapter.norm = own_copy(target.norm, target.device)
     return adapter
 
 
@@ -97,9 +97,9 @@ class ExitHead(nn.Module):
             self.adapter = make_adapter(target, attention_only)
             norm = self.adapter.norm
         elif kind != "shared":
-            self.own_norm = norm = copy.deepcopy(target.norm)
+            self.own_norm = norm = own_copy(target.norm, target.device)
         if kind == "linear":
-            self.own_head = head = copy.deepcopy(rows)
+            self.own_head = head = own_copy(rows, target.device)
         self._reads: tuple[Any, nn.Linear] = (norm, head)  # in a tuple: the target's is neither trained nor saved here
         self.to(target.device).requires_grad_(True)
         for parameter in self.parameters():  # not the frequencies of rotary positions, which bfloat16 would spoil
@@ -124,7 +124,7 @@ class ExitHead(nn.Module):
     def readout(self, states: Tensor) -> Tensor:
         """States ``(…, H)``, of the adapter where there is one → logits ``(…, V')``: one norm and one product."""
         normed = self.norm(states)
-        return self.head(normed.to(self.head.weight.dtype))
+        return self.head(normed.to(self.head.weight.dtype)).to(states.device)
 
 
 def reduced_ids(texts: Iterable[Sequence[int]], size: int, always: Iterable[int], vocab_size: int) -> Tensor | None:
@@ -155,13 +155,20 @@ def make_exits(
 ) -> dict[int, ExitHead]:
     """Exits after so many layers, as they are before training; arguments and errors as those of :class:`ExitHead`."""
     check_layers(target, layers)
-    rows = target.head
-    if head_ids is not None:
-        head_ids = head_ids.to(target.device)
-        rows = nn.Linear(rows.in_features, len(head_ids), bias=False, device="meta")
-        rows.weight = nn.Parameter(target.head.weight.detach()[head_ids], requires_grad=False)
+    head_ids = None if head_ids is None else head_ids.to(target.device)
+    rows = head_rows(target, head_ids)
     options: dict[str, Any] = {"attention_only": attention_only, "dtype": dtype}
     return {layer: ExitHead(target, layer, kind, rows, head_ids, **options) for layer in sorted(layers)}
+
+
+def head_rows(target: Stack, head_ids: Tensor | None) -> nn.Linear:
+    """The target's head, or a frozen copy of its rows of ``head_ids`` (V',)."""
+    if head_ids is None:
+        return target.head
+    rows = nn.Linear(target.head.in_features, len(head_ids), bias=False, device="meta")
+    weight = target.head.weight.detach()
+    rows.weight = nn.Parameter(weight[head_ids.to(weight.device)].to(target.device), requires_grad=False)
+    return rows
 
 
 def shared_exits(target: Stack, layers: Sequence[int], head_ids: Tensor | None = None) -> dict[int, ExitHead]:

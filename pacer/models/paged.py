@@ -126,6 +126,9 @@ class PagedCache(KeyValues):
         rows = store.index_select(0, self._table).view(self._rows, -1, *store.shape[2:])  # (B, W · P, G, D)
         return rows[:, : self._extent].transpose(1, 2)
 
+    def _place(self, row: int, slot: int) -> int:
+        return self.blocks.tables[row][slot // self.block] * self.block + slot % self.block
+
     def truncate(self, lengths: Sequence[int]) -> None:
         """Row i keeps blocks for ``lengths[i]`` tokens, the others go back to the pool."""
         self.blocks.truncate(lengths)

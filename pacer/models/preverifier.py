@@ -3,7 +3,9 @@
 One entry per token, made of the draft state that *produced* it, its embedding, its index inside the current draft
 (0: verified) and, as an option, the draft's own signals; then decoder layers of the draft's own kind with their own
 key/value memory; then one logit. The paper publishes no more than this outline (PAPERS §1), so every choice is a
-setting.
+setting. Without attention, and without all else that an entry is made of, it is an *acceptance head* on the state
+alone: SPRINTER's linear probe, SpecDec++'s residual blocks. Those read, in their authors' code, the state after the
+token, which is known one draft pass later; here the state that produced it, so the token just drawn is judged too.
 
 Shapes: B rows, n tokens, H draft width, W pre-verifier width, F features.
 """
@@ -24,6 +26,7 @@ from pacer.choices import CHOICES, FEATURES
 from pacer.errors import ConfigError, MismatchError, SourceError
 from pacer.models.checkpoint import check_identity, identity, load_checkpoint, load_exactly, save_checkpoint
 from pacer.models.preverifier_layer import Layers, shape_like
+from pacer.models.residual import Residual
 from pacer.models.stack import Stack
 from pacer.settings import PreverifierSettings
 
@@ -43,6 +46,9 @@ def check_settings(settings: PreverifierSettings) -> None:
         raise ConfigError(
             "preverifier.features", value=unknown or settings.features, allowed=f"each once: {', '.join(FEATURES)}"
         )
+    if settings.attention != "none" and settings.depth < 1:
+        allowed = "≥ 1; with attention none, 0 is a linear probe"
+        raise ConfigError("preverifier.depth", value=settings.depth, allowed=allowed)
 
 
 def _logit(logprob: Tensor) -> Tensor:
@@ -76,10 +82,13 @@ class Preverifier(nn.Module):
         super().__init__()
         check_settings(settings)
         self.settings = settings
-        width = settings.width or draft.width
+        width = self.width = settings.width or draft.width
         self._draft = [draft]  # in a list: not a child, it stays as it is
-        self.stack = Layers(shape_like(draft.config, width), settings.depth)
-        self.inputs = nn.Linear(2 * draft.width, width, bias=False)
+        alone = settings.attention == "none"
+        layers = Residual(width, settings.depth) if alone else Layers(shape_like(draft.config, width), settings.depth)
+        self.stack: Layers | Residual = layers
+        as_it_is = alone and not settings.token and settings.width is None
+        self.inputs = None if as_it_is else nn.Linear((1 + settings.token) * draft.width, width, bias=False)
         self.index = nn.Embedding(settings.gamma_max + 1, width) if settings.index_embedding else None
         features = len(settings.features)
         self.features = nn.Linear(features, width, bias=False) if features else None
@@ -93,6 +102,11 @@ class Preverifier(nn.Module):
     @property
     def draft(self) -> Stack:
         return self._draft[0]
+
+    @property
+    def attends(self) -> bool:
+        """Whether an entry sees anything but itself."""
+        return self.settings.attention != "none"
 
     @property
     def sees_prefix(self) -> bool:
@@ -111,10 +125,13 @@ class Preverifier(nn.Module):
             ``(B, n, W)``.
         """
         width = self.draft.width
-        states = self.draft.normed(states) if self.settings.state == "after_norm" else F.rms_norm(states, (width,))
-        # embeddings are a tenth as large as states, or less: without a norm of their own nobody sees them
-        tokens = F.rms_norm(self.draft.embed(ids), (width,))
-        x = self.inputs(torch.cat([states, tokens], -1).to(self.out.weight.dtype))
+        x = self.draft.normed(states) if self.settings.state == "after_norm" else F.rms_norm(states, (width,))
+        if self.settings.token:
+            # embeddings are a tenth as large as states, or less: without a norm of their own nobody sees them
+            x = torch.cat([x, F.rms_norm(self.draft.embed(ids), (width,))], -1)
+        x = x.to(self.out.weight.dtype)
+        if self.inputs is not None:
+            x = self.inputs(x)
         if self.index is not None:
             x = x + self.index(index.clamp_max(self.settings.gamma_max))
         if self.features is not None:
@@ -182,6 +199,6 @@ def load_preverifier(folder: Path, target: Stack, draft: Stack) -> tuple[Preveri
         raise MismatchError(f"pre-verifier settings of another version ({error})", remedy="train it again") from error
     module = Preverifier(draft, settings)
     load_exactly(module, tensors, f"pre-verifier {folder.name}")
-    on_cpu = draft.device.type == "cpu" and module.stack.shape.width <= NARROW
+    on_cpu = draft.device.type == "cpu" and module.width <= NARROW
     module.to(dtype=torch.float32 if on_cpu else draft.dtype).eval().requires_grad_(False)
     return module, config

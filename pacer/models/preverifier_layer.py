@@ -52,7 +52,7 @@ def shape_like(config: Any, width: int) -> Shape:
     groups = heads_there // (getattr(config, "num_key_value_heads", None) or heads_there)
     size = max(d for d in range(2, size_there + 1, 2) if width % d == 0)
     heads = width // size
-    hidden = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    hidden = getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * config.hidden_size
     rope = getattr(config, "rope_parameters", None) or {}
     return Shape(
         width, heads, max(h for h in range(1, max(1, heads // groups) + 1) if heads % h == 0), size,

@@ -167,11 +167,15 @@ def load_model(
     device: str | torch.device = "auto",
     attention: str = "sdpa",
     trust_remote_code: bool = False,
+    device_map: str | None = None,
 ) -> PreTrainedModel:
     """Loads a causal LM from a local folder: eval mode, no gradients, on `device`.
 
+    Args:
+        device_map: how transformers places the layers on all GPUs; None: all on `device`.
+
     Raises:
-        ConfigError: an unknown dtype or device.
+        ConfigError: an unknown dtype or device, or GPUs that do not hold the model.
         SourceError: the folder needs its own code and `trust_remote_code` is off, an architecture that transformers
             does not know, or weights that do not fill the model.
     """
@@ -185,6 +189,7 @@ def load_model(
         "local_files_only": True,
         "use_safetensors": True,
         "output_loading_info": True,
+        **({} if device_map is None else {"device_map": device_map}),
     }
     try:
         with quiet():
@@ -196,7 +201,21 @@ def load_model(
         missing = sorted(info["missing_keys"])
         what = f"the weights lack {len(missing)} tensors of the model, first {missing[0]}"
         raise SourceError(what, value=str(path), remedy="use a folder saved from the whole causal LM")
-    return model.to(target).eval().requires_grad_(False)
+    if device_map is None:
+        model = model.to(target)
+    else:
+        _check_placed(model)
+    return model.eval().requires_grad_(False)
+
+
+def _check_placed(model: Any) -> None:
+    """Refuse layers that were left in the computer's memory or on disk, to be fetched for every pass."""
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if len(places) > 1 and places & {"cpu", "disk"}:
+        raise ConfigError(
+            "the GPUs here do not hold the model", value=sorted(places),
+            remedy="use more GPUs, a smaller model, or model.device_map=null model.device=cpu",
+        )  # fmt: skip
 
 
 def load_tokenizer(path: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

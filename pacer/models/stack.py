@@ -12,7 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,21 +27,11 @@ from transformers.masking_utils import sdpa_mask
 from pacer.errors import UnsupportedError
 from pacer.models.cache import Cache
 from pacer.models.copying import Copied, CopyHead
+from pacer.models.families import FAMILIES, check_supported, kv_shape
 from pacer.models.paged import make_cache
+from pacer.models.placed import SplitCache
 
-
-@dataclass(frozen=True)
-class Family:
-    """Attribute names of one architecture."""
-
-    decoder: str = "model"
-    embed: str = "embed_tokens"
-    layers: str = "layers"
-    norm: str = "norm"
-    head: str = "lm_head"
-
-
-FAMILIES: dict[str, Family] = {"llama": Family(), "qwen2": Family(), "qwen3": Family(), "mistral": Family()}
+__all__ = ["FAMILIES", "Stack", "attention", "causal_mask", "check_supported"]
 
 
 def attention(
@@ -80,34 +72,17 @@ AttentionInterface.register("pacer_sdpa", attention)
 AttentionMaskInterface.register("pacer_sdpa", _explicit_mask)
 
 
-def check_supported(config: Any) -> Family:
-    """The family of a config, or :class:`UnsupportedError` with what is supported.
+class NoPositions(nn.Module):
+    """In place of learned positions, where they were added before."""
 
-    Caches that cannot be rolled back (recurrent, sliding window) are refused here, before anything is built.
-    """
-    kind = getattr(config, "model_type", None)
-    if kind not in FAMILIES:
-        raise UnsupportedError("unsupported architecture", value=kind, allowed=sorted(FAMILIES))
-    mixed = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
-    if mixed or (window is not None and window < config.max_position_embeddings):
-        raise UnsupportedError(
-            "attention that forgets cannot be rolled back",
-            value=sorted(mixed) or f"sliding_window={window}",
-            allowed="full attention in every layer",
-            remedy="use a checkpoint without sliding-window or recurrent layers",
-        )
-    rope = getattr(config, "rope_parameters", None) or {}
-    scaling = rope.get("rope_type")
-    if scaling in ("dynamic", "longrope"):
-        raise UnsupportedError(
-            "positions that change with the text's length cannot be cached for drafts and batches",
-            value=f"rope_type={scaling}",
-            allowed="default, linear, yarn, llama3",
-        )
-    return FAMILIES[kind]
+    zero: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("zero", torch.zeros((), device=device))
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        return self.zero
 
 
 class Stack:
@@ -124,9 +99,10 @@ class Stack:
         self.model: Any = model
         self.config, self.head_ids, self.copying = model.config, head_ids, copying
         model.set_attn_implementation("pacer_sdpa")
-        self.decoder: Any = getattr(model, self.family.decoder)
+        self.decoder: Any = attrgetter(self.family.decoder)(model)
         self.embedding: nn.Embedding = getattr(self.decoder, self.family.embed)
         self.norm: Any = getattr(self.decoder, self.family.norm)
+        self.folded = self._fold()
         self.head: nn.Linear = getattr(model, self.family.head)
         self.n_layers = len(getattr(self.decoder, self.family.layers))
         self.width: int = self.config.hidden_size
@@ -135,7 +111,7 @@ class Stack:
         # transformers renamed the argument; the class's own signature says which name this version takes
         names = inspect.signature(type(self.decoder).forward).parameters
         self._cache_argument = "cache" if "cache" in names else "past_key_values"
-        self._slices: dict[tuple[int, int], nn.Module] = {}
+        self._slices: dict[tuple[int, int, bool], nn.Module] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,8 +122,27 @@ class Stack:
         return next(self.decoder.parameters()).device
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids ``(B, n)`` → states ``(B, n, H)``."""
-        return self.embedding(ids)
+        """Token ids ``(B, n)`` → states ``(B, n, H)``, without positions.
+
+        Padding of a larger vocabulary, which another model may write and this one has no row for, reads as the last id.
+        """
+        states = self.embedding(ids.clamp_max(self.vocab_size - 1))
+        project = self._part("project_in")
+        return states if project is None else project(states)
+
+    def text_entries(self, ids: Tensor, positions: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        """What the layers read of whole texts ``(B, n)``: embeddings; of one that another model feeds, more."""
+        return self.embed(ids)
+
+    def next_entries(self, ids: Tensor, states: Tensor) -> Tensor:
+        """What the layers read of tokens ``(B, n)`` that own last states ``(B, n, H)`` produced."""
+        return self.embed(ids)
+
+    def read_packed(
+        self, ids: Tensor, positions: Tensor, mask: Tensor | BlockMask, source: Tensor, index: Tensor
+    ) -> Tensor:
+        """Last states before the norm of packed texts and drafts (`pacer.data.packing`), ``(B, N)`` → ``(B, N, H)``."""
+        return self.run(self.embed(ids), 0, self.n_layers, positions, mask)
 
     def run(
         self,
@@ -168,16 +163,28 @@ class Stack:
         Returns:
             States ``(B, n, H)`` after layer b − 1, before any final norm.
         """
+        return self._forward(self._slice(a, b, a == 0), x, positions, mask, cache)
+
+    def run_in_turn(
+        self, x: Tensor, layers: Sequence[int], positions: Tensor, mask: Tensor | BlockMask | None
+    ) -> Tensor:
+        """Single layers in any order, as a model made of them would run them; arguments as those of :meth:`run`."""
+        for place, layer in enumerate(layers):
+            x = self._forward(self._slice(layer, layer + 1, place == 0), x, positions, mask, None)
+        return x
+
+    def _forward(
+        self, part: nn.Module, x: Tensor, positions: Tensor, mask: Tensor | BlockMask | None, cache: Cache | None
+    ) -> Tensor:
         if mask is None:
             mask = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
         kwargs = {self._cache_argument: cache, "use_cache": cache is not None}
-        return self._slice(a, b)(
-            inputs_embeds=x, position_ids=positions, attention_mask=mask, **kwargs
-        ).last_hidden_state
+        states: Tensor = part(inputs_embeds=x, position_ids=positions, attention_mask=mask, **kwargs).last_hidden_state
+        return states.to(x.device)  # from where the last layer is, of a model over several devices
 
     def normed(self, states: Tensor) -> Tensor:
         """The final norm, which :meth:`run` leaves out: ``(…, H)`` → ``(…, H)``."""
-        return self.norm(states)
+        return self.norm(states).to(states.device)
 
     def readout(self, states: Tensor, copied: Copied | None = None) -> Tensor:
         """States before the final norm ``(…, H)`` → logits ``(…, V)``; of any layer, for shared-head exits too.
@@ -185,27 +192,60 @@ class Stack:
         With candidates ``(…)`` of a stack that copies: ``(…, V + 1)``, the last row for a candidate the head lacks.
         """
         normed = self.normed(states)
-        logits = self.head(normed)
+        logits = self.head(normed).to(states.device)
         return logits if copied is None or self.copying is None else self.copying(normed, logits, copied)
 
     def new_cache(self, rows: int, capacity: int, a: int = 0, b: int | None = None, block: int | None = None) -> Cache:
         """A cache for layers a … b − 1 (all by default), paged in blocks of ``block`` tokens (None: contiguous)."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        size = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
-        layers = range(a, self.n_layers if b is None else b)
-        return make_cache(layers, rows, capacity, heads, size, block, dtype=self.dtype, device=self.device)
+        own = getattr(self.decoder, self.family.layers)
+        numbers = range(a, self.n_layers if b is None else b)
+        places = [(d, list(g)) for d, g in groupby(numbers, key=lambda i: next(own[i].parameters()).device)]
+        parts = [
+            make_cache(layers, rows, capacity, *kv_shape(self.config), block, dtype=self.dtype, device=device)
+            for device, layers in places
+        ]
+        return parts[0] if len(parts) == 1 else SplitCache(parts, [len(layers) for _, layers in places], a)
 
-    def _slice(self, a: int, b: int) -> nn.Module:
-        if (a, b) not in self._slices:
+    def _slice(self, a: int, b: int, entry: bool) -> nn.Module:
+        """Layers a … b − 1; ``entry``: the text meets them first, so that they come with learned positions."""
+        if (a, b, entry) not in self._slices:
             if not 0 <= a < b <= self.n_layers:
                 raise UnsupportedError("no such layers", value=f"[{a}:{b}]", allowed=f"0 ≤ a < b ≤ {self.n_layers}")
             part = copy.copy(self.decoder)
+            part.__dict__.pop("forward", None)  # a hook's, bound to the whole decoder: the layers have their own
             part._modules = dict(self.decoder._modules)  # copy.copy shares the registry: give the slice its own
             layers = getattr(self.decoder, self.family.layers)
             setattr(part, self.family.layers, nn.ModuleList(layers[a:b]))
             setattr(part, self.family.norm, nn.Identity())
-            self._slices[a, b] = part
-        return self._slices[a, b]
+            if self.family.project_in:
+                setattr(part, self.family.project_in, None)  # embed() has done it
+            if self.family.positions and not entry:
+                setattr(part, self.family.positions, NoPositions(self.device))
+            if self.family.dropout and not entry:
+                setattr(part, self.family.dropout, nn.Identity())
+            self._slices[a, b, entry] = part
+        return self._slices[a, b, entry]
+
+    def _part(self, role: str) -> nn.Module | None:
+        """What the decoder has in a role that not every family knows."""
+        name = getattr(self.family, role)
+        part: nn.Module | None = getattr(self.decoder, name) if name else None
+        return part
+
+    @torch.no_grad()
+    def _fold(self) -> bool:
+        """Multiply a projection behind the final norm into the head, so that every head reads states of width H.
+
+        The model is changed, what it computes is not: transformers' own ``generate`` goes on with it. Whether it was.
+        """
+        if (project := self._part("project_out")) is None:
+            return False
+        head = getattr(self.model, self.family.head)
+        folded = nn.Linear(self.config.hidden_size, head.out_features, bias=False, device="meta")
+        folded.weight = nn.Parameter(head.weight @ project.weight, requires_grad=False)
+        setattr(self.model, self.family.head, folded)
+        setattr(self.decoder, str(self.family.project_out), None)
+        return True
 
 
 def causal_mask(positions: Tensor, extent: int) -> Tensor:

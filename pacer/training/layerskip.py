@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-from collections.abc import Container, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,17 @@ from torch import Tensor
 from pacer.assemble import Models
 from pacer.data.corpus import Text
 from pacer.data.teacher import logit_rows
-from pacer.errors import PacerError
+from pacer.errors import PacerError, UnsupportedError
+from pacer.files import remove, write_atomic
 from pacer.models.exits import RECORD, shared_exits
 from pacer.models.stack import Stack
 from pacer.settings import LayerSkipSettings, LoggerSettings, TrainerSettings
 from pacer.training.exits import RUN, JudgedExits, places_of
 from pacer.training.exits_run import loaders
-from pacer.training.fit import fit, optimiser_steps
+from pacer.training.fit import fit, steps_of
 from pacer.training.losses import chunked
 from pacer.training.optim import adamw
+from pacer.training.split import split, whole_model
 
 
 def dropout_rates(layers: int, p_max: float) -> list[float]:
@@ -68,6 +69,8 @@ def thinned_states(stack: Stack, ids: Tensor, rates: Sequence[float], depths: Co
         elif len(kept):
             passed = stack.run(x[kept], index, index + 1, positions[kept], mask[kept])
             x = x.index_copy(0, kept, passed.to(x.dtype))
+        else:  # it is run all the same: where processes tune together, each must meet every layer
+            x = x + 0.0 * stack.run(x[:1], index, index + 1, positions[:1], mask[:1])
         if index + 1 in depths:
             found[index + 1] = x
     return found
@@ -83,11 +86,31 @@ class LayerSkipModule(JudgedExits):
     def __init__(
         self, target: Stack, exits: Sequence[int], recipe: LayerSkipSettings, settings: TrainerSettings, steps: int
     ) -> None:
+        if target.folded:
+            raise UnsupportedError(
+                "a model whose head has a projection before it cannot be saved once it is tuned",
+                value=target.config.model_type, remedy="train exits on it instead: trainer=exits",
+            )  # fmt: skip
         super().__init__(target, shared_exits(target, exits), settings, steps)
         self.model = target.model.requires_grad_(True)
         self.recipe, self.rates = recipe, dropout_rates(target.n_layers, recipe.p_max)
 
+    def configure_model(self) -> None:
+        if self.settings.strategy == "fsdp":
+            split(self, getattr(self.target.decoder, self.target.family.layers))
+
+    def forward(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """A step; of a model that is split, what is in no layer is gathered around it."""
+        return step(*arguments)
+
     def training_step(self, batch: dict[str, Any], index: int) -> Tensor:
+        loss: Tensor = self(self._loss, batch)
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], index: int) -> None:
+        self(super().validation_step, batch, index)
+
+    def _loss(self, batch: dict[str, Any]) -> Tensor:
         at = (batch["weights"] > 0).nonzero(as_tuple=True)
         weights, labels = batch["weights"][at], batch["ids"].roll(-1, 1)[at]
         if not len(labels):
@@ -132,10 +155,13 @@ def train_layerskip(
         texts, held_out: the original's greedy texts to learn from and to be judged on; never the same.
     """
     learned, judged = loaders(texts, held_out, trainer)
-    steps = optimiser_steps(len(learned), trainer.accumulate, trainer.max_steps)
+    steps = steps_of(trainer, len(learned))
     module = LayerSkipModule(models.target, exits, recipe, trainer, steps)
     before = module.measure(judged)
     figures = fit(module, learned, judged, trainer, logger, folder, stored=torch.bfloat16)
+    if trainer.strategy == "fsdp":  # this process has a share alone
+        state = torch.load(folder / "best.ckpt", map_location="cpu", weights_only=True, mmap=True)
+        models = replace(models, target=Stack(whole_model(models.target.model, state["state_dict"], "model.")))
     record = {
         "exits": list(exits), "recipe": asdict(recipe), "texts": len(texts),
         "tokens": sum(len(t.prompt_ids) + len(t.output_ids) for t in texts), "steps": int(figures.pop("steps")),
@@ -146,16 +172,15 @@ def train_layerskip(
 
 def save_model(folder: Path, models: Models, record: dict[str, Any]) -> Path:
     """A model folder with its record and card, there completely or not at all; one of that name is replaced."""
-    temporary = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(temporary, ignore_errors=True)
-    models.target.model.to(torch.bfloat16).save_pretrained(temporary)
-    models.tokenizer.save_pretrained(temporary)
-    (temporary / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-    (temporary / "README.md").write_text(card(record))
-    if folder.exists():
-        shutil.rmtree(folder)
-    temporary.rename(folder)
-    return folder
+
+    def fill(part: Path) -> None:
+        models.target.model.to(torch.bfloat16).save_pretrained(part)
+        models.tokenizer.save_pretrained(part)
+        (part / RECORD).write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+        (part / "README.md").write_text(card(record))
+        remove(folder)  # a rename replaces no folder
+
+    return write_atomic(folder, fill)
 
 
 def card(record: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pacer.assemble import Models
+from pacer.choices import HEADS
 from pacer.data.batching import Loader
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
@@ -17,7 +18,7 @@ from pacer.data.packing import Packed, first_fit, pack, packed_length
 from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier, save_preverifier
 from pacer.settings import Settings
-from pacer.training.fit import fit, optimiser_steps
+from pacer.training.fit import fit, steps_of
 from pacer.training.preverify import PreverifierModule, calibrate
 from pacer.training.states import States, read_states, store_states
 
@@ -89,12 +90,20 @@ def prepared(pairs: Sequence[Pair], settings: Settings, tail: int | None = None)
 def train_preverifier(
     models: Models, pairs: Sequence[Pair], held_out: Sequence[Pair], settings: Settings, folder: Path, *, command: str
 ) -> Path:
-    """Train, tune (b, t0, ρ) on the held-out rounds, save; returns ``folder/preverifier``."""
+    """Train, tune (b, t0, ρ) on the held-out rounds, save; returns ``folder/preverifier``.
+
+    Args:
+        settings: ``settings.preverifier`` is what is trained, a head too; ``trainer.part`` says which.
+    """
     assert models.draft is not None
-    if settings.labels.gamma != settings.preverifier.gamma_max:
+    own, part = settings.preverifier, settings.trainer.part
+    placeless = own.attention == "none" and not own.index_embedding  # what it says does not depend on the place
+    longest = settings.labels.gamma
+    if longest > own.gamma_max or (longest < own.gamma_max and not placeless):
         raise ConfigError(
-            "labels.gamma and preverifier.gamma_max differ", value=settings.labels.gamma,
-            allowed=str(settings.preverifier.gamma_max), remedy="label drafts as long as the longest to be judged",
+            f"labels.gamma and {part}.gamma_max differ", value=longest,
+            allowed=f"up to {own.gamma_max}" if placeless else str(own.gamma_max),
+            remedy="label drafts as long as the longest to be judged",
         )  # fmt: skip
     torch.manual_seed(settings.trainer.seed)
     module = Preverifier(models.draft, settings.preverifier)
@@ -111,11 +120,12 @@ def train_preverifier(
         states = store_states(stages, draft, part) if trainer.cache_states else None
         return packed_loader(part, order, settings.preverifier.label, draft.device, states)
 
-    steps = optimiser_steps(len(batches), trainer.accumulate, trainer.max_steps)
+    steps = steps_of(trainer, len(batches))
     trained = PreverifierModule(module, trainer, steps, settings.costs)
     figures = fit(trained, loader(learned, batches), loader(checked, checks), trainer, settings.logger, folder)
     extra: dict[str, Any] = {
-        "label": settings.preverifier.label, "tuned": trained.tuned, "texts": texts, "rounds": rounds,
+        "part": part, "label": own.label, "temperature": settings.labels.temperature,
+        "tuned": trained.tuned, "texts": texts, "rounds": rounds,
         "steps": int(figures.pop("steps")), "costs": asdict(settings.costs), "validation": figures, "command": command,
     }  # fmt: skip
     return save_preverifier(folder / "preverifier", module, models.target, extra, card(extra))
@@ -124,9 +134,11 @@ def train_preverifier(
 def card(extra: dict[str, Any]) -> str:
     """The model card: what it is, how it was made, what was measured."""
     lines = "\n".join(f"- {name}: {value:.4f}" for name, value in sorted(extra["validation"].items()))
+    title = f"Acceptance head {extra['part']}" if extra["part"] in HEADS else "Pre-verification layer"
+    tuned = f"Tuned on held-out rounds at the costs {extra['costs']}: {extra['tuned']}.\n" if extra["tuned"] else ""
     return (
-        "# Pre-verification layer\n\n"
+        f"# {title}\n\n"
         f"Trained on {extra['rounds']} simulated rounds of {extra['texts']} texts ({extra['steps']} optimiser steps), "
-        f"{extra['label']} labels.\nTuned on held-out rounds at the costs {extra['costs']}: {extra['tuned']}.\n\n"
+        f"{extra['label']} labels at temperature {extra['temperature']}.\n{tuned}\n"
         f"Made by:\n\n    {extra['command']}\n\nValidation (held-out texts):\n{lines}\n"
     )

@@ -17,23 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
+from pacer.choices import HEADS
 from pacer.data.labels import Rounds
-from pacer.data.packing import Packed, attention_mask
-from pacer.evaluation.simulate import Outcome, best_fixed, oracle, tune
+from pacer.data.packing import Packed, attention_mask, produced_states
+from pacer.evaluation.simulate import Outcome, best_fixed, oracle, tune, tune_threshold
 from pacer.models.preverifier import Preverifier
-from pacer.models.stack import Stack
 from pacer.settings import CostSettings, TrainerSettings
 from pacer.training.optim import adamw
 
 log = logging.getLogger(__name__)
-
-
-@torch.no_grad()
-def produced_states(draft: Stack, batch: Packed) -> Tensor:
-    """The draft's states before the norm that produced each place of a packed batch ``(B, N, H)``; 0 without one."""
-    states = draft.run(draft.embed(batch.ids), 0, draft.n_layers, batch.positions, attention_mask(batch))
-    source = batch.source.clamp_min(0)[..., None].expand_as(states)
-    return torch.where((batch.source >= 0)[..., None], states.gather(1, source), 0.0)
 
 
 def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> Tensor:
@@ -47,9 +39,17 @@ def packed_logits(module: Preverifier, batch: Packed, dropout: float = 0.0) -> T
     x = F.dropout(module.entries(produced, batch.ids, batch.index, features), dropout)
     # the memory of a layer that sees no prefix begins with the draft
     positions = batch.positions if module.sees_prefix else (batch.index - 1).clamp_min(0)
-    mask = attention_mask(batch, module.sees_prefix)
+    mask = attention_mask(batch, module.sees_prefix) if module.attends else None
     hidden = module.stack.run(x, 0, module.stack.n_layers, positions, mask)
     return module.logits(F.dropout(hidden, dropout), features)
+
+
+def acceptance_loss(logits: Tensor, labels: Tensor, reject_weight: float = 1.0) -> Tensor:
+    """Binary cross-entropy of soft labels ``(N,)`` whose rejected side weighs more: a weighted mean (SpecDec++)."""
+    losses = F.binary_cross_entropy_with_logits(
+        logits, labels, pos_weight=torch.full_like(logits, 1 / reject_weight), reduction="sum"
+    )
+    return losses / (labels / reject_weight + 1 - labels).sum()
 
 
 def calibrate(module: Preverifier, rounds: Sequence[Rounds]) -> None:
@@ -68,13 +68,14 @@ def calibrate(module: Preverifier, rounds: Sequence[Rounds]) -> None:
 
     def loss() -> Tensor:
         solver.zero_grad()
-        value = F.binary_cross_entropy_with_logits(x @ theta[:-1] + theta[-1], y) + 1e-4 * theta.square().sum()
+        fit = acceptance_loss(x @ theta[:-1] + theta[-1], y, module.settings.reject_weight)
+        value = fit + 1e-4 * theta.square().sum()
         value.backward()
         return value
 
     solver.step(loss)
     with torch.no_grad():
-        module.out.weight[0, module.stack.shape.width :] = theta[:-1]
+        module.out.weight[0, module.width :] = theta[:-1]
         module.out.bias[0] = theta[-1]
 
 
@@ -83,10 +84,11 @@ class RoundScores:
 
     Args:
         rule: how the rule that is tuned on them makes one number of a block.
+        head: of an acceptance head, whose rule looks after every token: at the last, or at the product of all.
     """
 
-    def __init__(self, gamma: int, rule: str = "mean") -> None:
-        self.gamma, self.rule = gamma, rule
+    def __init__(self, gamma: int, rule: str = "mean", head: bool = False) -> None:
+        self.gamma, self.rule, self.head = gamma, rule, head
         self.scores: list[np.ndarray[Any, Any]] = []
         self.labels: list[np.ndarray[Any, Any]] = []
         self.used: list[np.ndarray[Any, Any]] = []
@@ -125,13 +127,18 @@ class RoundScores:
         accepted = np.minimum(first_rejection, counts)
         known |= accepted < used.sum(1)  # a rejection that was seen settles the round
         scores, counts, accepted = scores[known], counts[known], accepted[known]
-        values, paced = tune(scores, counts, accepted, costs, self.gamma, self.rule)
         gamma, window = best_fixed(accepted, counts, costs, self.gamma)
+        if self.head:
+            values = scores.cumprod(1) if self.rule == "product" else scores
+            t, paced = tune_threshold(values, counts, accepted, costs, self.gamma)
+            t = round(1 - t, 2) if self.rule == "product" else t  # SpecDec++ bounds the chance of a rejection
+            return {"t": t}, paced, gamma, window, oracle(accepted, costs)
+        values, paced = tune(scores, counts, accepted, costs, self.gamma, self.rule)
         return {**values, "rule": self.rule}, paced, gamma, window, oracle(accepted, costs)
 
 
 # Survival estimates are averaged; estimates under the condition that all went well so far are multiplied.
-RULES = {"survival": "mean", "conditional": "product", "next": "mean"}
+RULES = {"survival": "mean", "conditional": "product", "next": "mean", "certain": "mean"}
 
 
 class PreverifierModule(lightning.LightningModule):
@@ -144,13 +151,14 @@ class PreverifierModule(lightning.LightningModule):
         self.tuned: dict[str, Any] = {}
 
     def _empty(self) -> RoundScores:
-        return RoundScores(self.module.settings.gamma_max, RULES[self.module.settings.label])
+        own = self.module.settings
+        return RoundScores(own.gamma_max, RULES[own.label], self.settings.part in HEADS)
 
     def training_step(self, batch: Packed, index: int) -> Tensor:
         if index == 0:
             log.info("supervised share of the first batch: %.3f", float(batch.used.float().mean()))
         logits = packed_logits(self.module, batch, self.settings.dropout)[batch.used]
-        loss = F.binary_cross_entropy_with_logits(logits.float(), batch.labels[batch.used])
+        loss = acceptance_loss(logits.float(), batch.labels[batch.used], self.module.settings.reject_weight)
         self.log("train/loss", loss, prog_bar=True, batch_size=1)
         self.log("train/supervised_share", batch.used.float().mean(), batch_size=1)
         return loss
@@ -163,9 +171,9 @@ class PreverifierModule(lightning.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         scores, labels, used = self.held_out.tables()
-        score, label = torch.tensor(scores[used]), torch.tensor(labels[used]).long()
-        clipped = score.float().clamp(1e-6, 1 - 1e-6)
-        self.log("val/loss", F.binary_cross_entropy(clipped, label.float()))
+        score, soft = torch.tensor(scores[used]), torch.tensor(labels[used])
+        clipped, label = score.float().clamp(1e-6, 1 - 1e-6), (soft > 0.5).long()
+        self.log("val/loss", acceptance_loss(clipped.logit(), soft.float(), self.module.settings.reject_weight))
         self.log("val/auc", binary_auroc(score, label))
         self.log("val/ece", binary_calibration_error(clipped, label, n_bins=15))
         for place in range(scores.shape[1]):
@@ -173,7 +181,11 @@ class PreverifierModule(lightning.LightningModule):
             if here.any():
                 right = (scores[here, place] >= 0.5) == (labels[here, place] > 0.5)
                 self.log(f"val/accuracy_{place + 1:02}", float(right.mean()))
-        self.tuned, paced, gamma, window, best = self.held_out.rounds(self.costs)
+        tuned, paced, gamma, window, best = self.held_out.rounds(self.costs)
+        if self.held_out.head:  # its rule keeps the paper's threshold; this one is for whoever wants it
+            self.log("val/sim_t", tuned["t"])
+        else:
+            self.tuned = tuned
         self.log("val/sim_speedup", paced.speedup, prog_bar=True)
         self.log("val/sim_accepted_length", paced.accepted, prog_bar=True)
         self.log("val/sim_drafted", paced.drafted)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pacer.artifacts import Stage, write_atomic
+from pacer.artifacts import Stage
 from pacer.data.corpus import Text
 from pacer.data.labels import Rounds
 from pacer.data.packing import pack, packed_length
 from pacer.errors import PacerError
+from pacer.files import disk_errors
 from pacer.models.checkpoint import identity
 from pacer.models.stack import Stack
 from pacer.progress import progress
-from pacer.stopping import check_stop
 from pacer.training.preverify import produced_states
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,7 @@ def store_states(root: Path, draft: Stack, pairs: Sequence[Pair]) -> States:
     }  # fmt: skip
     stage = Stage(root, "states", key)
     if not stage.complete:
-        with stage.lock():
-            if not stage.complete:
-                _write(stage, draft, pairs)
+        _write(stage, draft, pairs)
     return [(stage.shard(i // SHARD, SUFFIX), str(i % SHARD)) for i in range(len(pairs))]
 
 
@@ -88,6 +86,8 @@ def _write(stage: Stage, draft: Stack, pairs: Sequence[Pair]) -> None:
     shards = [pairs[i : i + SHARD] for i in range(0, len(pairs), SHARD)]
     missing = stage.missing(len(shards), SUFFIX)
     needed = sum(bytes_needed(draft, shards[i]) for i in missing)
+    with disk_errors(stage.folder):
+        stage.folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(stage.folder).free
     log.info("storing the draft's states of %d texts in %s: %.0f MB", len(pairs), stage.folder, needed / 1e6)
     if needed > 0.95 * free:
@@ -96,13 +96,16 @@ def _write(stage: Stage, draft: Stack, pairs: Sequence[Pair]) -> None:
             remedy="free space, or set trainer.cache_states=false",
         )  # fmt: skip
     with progress(len(pairs), "draft states", "text", initial=len(pairs) - sum(len(shards[i]) for i in missing)) as bar:
-        for number in missing:
+
+
+        def make(number: int) -> Callable[[Path], None]:
             found = {}
             for i, pair in enumerate(shards[number]):
                 found[str(i)] = (
                     produced_states(draft, pack([[pair]], "survival").to(draft.device))[0].cpu().contiguous()
                 )
                 bar.update()
-            write_atomic(stage.shard(number, SUFFIX), functools.partial(save_file, found))
-            check_stop()
-    stage.finish({"texts": len(pairs), "bytes": bytes_needed(draft, pairs)})
+            return functools.partial(save_file, found)
+
+        extra = {"texts": len(pairs), "bytes": bytes_needed(draft, pairs)}
+        stage.fill(len(shards), make, suffix=SUFFIX, extra=extra)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import pacer
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
 
@@ -41,16 +45,19 @@ def test_the_pages_have_commands() -> None:
     assert len(VERBS) >= 6
 
 
-@pytest.mark.parametrize("command", VERBS)
+@pytest.mark.parametrize("command", [line for line in VERBS if "launcher=slurm" not in line])  # tests/cli/test_slurm.py
 def test_a_verb_command_runs(home: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"/models/big": home / "target", "/models/mine": home / "target", "/models/small": home / "small",
-              "/data/mine.jsonl": home / "mine.jsonl"}  # fmt: skip
+              "/data/mine.jsonl": home / "mine.jsonl", "/models/exported": home / "exported"}  # fmt: skip
     for name, place in places.items():
         command = command.replace(name, str(place))
     _, _, module, *rest = shlex.split(command)
+    if module == "pacer.status":
+        assert importlib.import_module(module).main([str(home)]) in (0, 1) and capsys.readouterr().out.strip()
+        return
     given = [word for word in rest if "=" in word]
     names = {word.split("=")[0].lstrip("+") for word in given}
-    experiment = next(word.split("=")[1] for word in given if word.startswith("+experiment"))
+    experiment = next((word.split("=")[1] for word in given if word.startswith("+experiment")), "pacer/demo")
     own_draft = {"model.draft.layers", "model.draft.head_size"} if "model=local" in given else set()
     tiny = [w for w in words(home, experiment) if w.split("=")[0].lstrip("+") not in names | own_draft]
     if "model=local" in given:  # its draft is a model of its own
@@ -66,12 +73,39 @@ def test_make_targets_exist() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_scripts_exist_and_are_sound_shell() -> None:
-    named = {match for command in commands(r"(\w+=\w+ )*scripts/") for match in re.findall(r"scripts/\S+\.sh", command)}
-    assert named
-    for name in named:
-        done = subprocess.run(["bash", "-n", str(ROOT / name)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+def test_python_runs(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The README's lines of Python, as they stand."""
+    code = re.search(r"^    import pacer\n(?:(?:    .*)?\n)*", (ROOT / "README.md").read_text(), re.M)
+    assert code is not None
+
+    def load(experiment: str, *overrides: str, **more: Any) -> pacer.Pacer:
+        return real(experiment, *words(home, experiment)[1:], *overrides, **more)
+
+    real = pacer.load
+    monkeypatch.setattr(pacer, "load", load)
+    exec(compile(textwrap.dedent(code[0]), "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) >= 1
+
+
+SCRIPTS = commands(r"(\w+=\S+ )*scripts/")
+
+
+def test_scripts_are_named() -> None:
+    assert len(SCRIPTS) > 10
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_a_script_is_a_sound_program_that_reads_what_is_given(command: str) -> None:
+    given = [word.partition("=")[0] for word in command.split(" scripts/")[0].split() if "=" in word]
+    (name,) = re.findall(r"scripts/[\w/]+\.sh", command)
+    program = ROOT / name
+    assert os.access(program, os.X_OK)
+    done = subprocess.run(["bash", "-n", str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shared = ("setup.sh", "reproduce.sh") if "reproduce_" in name else ("setup.sh",)
+    sources = [program, program.with_suffix(".py"), *(ROOT / "scripts" / other for other in shared)]
+    read = "".join(path.read_text() for path in sources if path.is_file())
+    assert all(f"${{{variable}:-" in read or f"environ.get('{variable}'" in read for variable in given), given
 
 
 def test_every_file_that_the_pages_name_exists() -> None:

@@ -212,6 +212,23 @@ def test_a_deadline_and_the_next_time(models: Models, measured: tuple[Lines, Pat
     assert requests_of(lines) == wanted
 
 
+def test_the_figures_so_far_are_shown(
+    models: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an earlier run of the same trace too."""
+    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    made = arms(models, ["ar", "sd gamma=4", "hf_generate"])
+    lines = measure(benchmarks()[:1], made, models, SETTINGS, tmp_path / "t.jsonl")
+    capsys.readouterr()
+    lines = measure(benchmarks(), made, models, replace(SETTINGS, minutes=60), tmp_path / "t.jsonl")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("measuring, at most 60 min: 5/5 batch [") and "<00:00" in last
+    names = [arm.name for arm in made]
+    row = evaluate_trace([line | {"benchmark": "all"} for line in lines], arms=names)["rows"][1]
+    assert f"sd gamma=4: {row['tokens_per_second']:.1f} tok/s, τ {row['tokens_per_verify']:.2f}, " in last
+    assert f"{100 * row['acceptance_rate']:.0f} % accepted; hf_generate: " in last and last.endswith(" tok/s]")
+
+
 def test_a_stop_request_is_heeded_after_the_prompt(
     models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +312,24 @@ def test_assisted_arms_have_their_own_windows(models: Models, windows: Windows) 
     assert windows[:3] == windows[9:] == constant and windows[6:9] == [(2, 0.0, "constant")] * 3
     assert [w[1:] for w in windows[3:6]] == [(0.0, "heuristic")] * 3
     assert models.draft_full.model.generation_config is own and own.to_dict() == before
+
+
+@pytest.mark.parametrize("name", ["hf_assisted gamma=3", "hf_heuristic"])
+def test_the_assistant_reads_every_token_once(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its prompt one token at a time, two after full acceptance: transformers at its best, without its fault."""
+    assert models.draft_full is not None
+    read: list[int] = []
+    model = models.draft_full.model
+    forward = model.forward
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        read.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", noting)
+    lines = run(arms(models, [name])[0], models)
+    prompts = [count for count in read if count > 2]
+    assert prompts == [line["prompt_tokens"] + 1 for line in lines] and len(read) > 3 * len(prompts)
 
 
 def test_the_heuristic_goes_on_from_request_to_request(models: Models, windows: Windows) -> None:

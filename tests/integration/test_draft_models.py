@@ -47,9 +47,7 @@ def _states(stack: Stack, ids: Tensor, layers: Sequence[int] | None = None) -> T
     """States after the given layers of a stack in turn (all of them by default), without a cache."""
     positions = torch.arange(ids.shape[1]).expand(len(ids), -1)
     mask, x = causal_mask(positions, ids.shape[1]), stack.embed(ids)
-    for i in range(stack.n_layers) if layers is None else layers:
-        x = stack.run(x, i, i + 1, positions, mask)
-    return x
+    return stack.run_in_turn(x, range(stack.n_layers) if layers is None else layers, positions, mask)
 
 
 def _trained(target: Stack, layers: Sequence[int], head_ids: Tensor, seed: int = 0) -> TrainableDraft:
@@ -99,7 +97,7 @@ def test_training_touches_layers_norm_and_projection_only() -> None:
     assert all(torch.equal(before[name], after[name]) for name in before), "the target stays as it was"
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", [*sorted(FAMILIES), "opt, projected"])
 def test_the_decoding_form_has_the_training_forms_logits(family: str) -> None:
     target = tiny_stack(family, 3)
     draft = _trained(target, [0, 2], SOME)
@@ -129,7 +127,7 @@ def test_a_head_of_all_ids_is_no_reduced_head() -> None:
     assert TrainableDraft(tiny_stack(), [0], ALL).merged().head_ids is None
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", [*sorted(FAMILIES), "opt, projected"])
 def test_a_saved_draft_has_the_same_logits(family: str, tmp_path: Path) -> None:
     """T90, K99: exactly, and the file holds what was trained (and the head's ids)."""
     target = tiny_stack(family, 3)

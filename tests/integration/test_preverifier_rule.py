@@ -34,6 +34,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "the draft alone": {"attention": "block"},
     "the draft alone, two layers": {"attention": "block", "depth": 2, "state": "before_norm", "index_embedding": False},
     "all signals": {"features": list(FEATURES), "label": "conditional"},
+    "nothing attended to": {"attention": "none", "depth": 2},
+    "a linear probe": {"attention": "none", "depth": 0, "token": False, "features": []},
 }
 
 

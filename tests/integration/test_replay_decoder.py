@@ -152,10 +152,10 @@ def test_passes_of_the_models(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
             feed = lane.feed_ids
 
             def counting(
-                ids: Tensor, counts: Sequence[int], rows: Any = None, feed: Any = feed, to: list[int] = fed[part]
+                ids: Tensor, counts: Sequence[int], *rest: Any, feed: Any = feed, to: list[int] = fed[part]
             ) -> Tensor:
                 to.append(max(counts))
-                return feed(ids, counts, rows)
+                return feed(ids, counts, *rest)
 
             monkeypatch.setattr(lane, "feed_ids", counting)
         decoder.generate([request], lambda row, line: None)

@@ -15,11 +15,13 @@ import pacer
 from pacer.decoding.lane import Lane, padded
 from pacer.errors import UnsupportedError
 from pacer.models.stack import FAMILIES, Stack, causal_mask, check_supported
-from tests.tiny import VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
+from pacer.settings import LayerSkipSettings, TrainerSettings
+from pacer.training.layerskip import LayerSkipModule
+from tests.tiny import VARIANTS, VOCAB, hf_generate, prompts, table_model, tiny_model, tiny_stack
 
 LAYERS = 4
 CHUNKS = [7, 1, 3, 1]
-ALL = sorted(FAMILIES)
+ALL = [*sorted(FAMILIES), *VARIANTS]
 
 
 def _close(found: Tensor, wanted: Tensor) -> None:
@@ -76,9 +78,10 @@ def test_slices_in_a_row_equal_the_whole_model_without_a_cache(family: str) -> N
             x = stack.run(x, a, b, positions, mask)
         out = reference(input_ids=ids, output_hidden_states=True, use_cache=False)
         _close(stack.readout(x), out.logits)
-        _close(stack.normed(x), out.hidden_states[-1])
-        exits = reference.lm_head(reference.model.norm(out.hidden_states[2]))
-        _close(stack.readout(stack.run(stack.embed(ids), 0, 2, positions, mask)), exits)
+        if family != "opt, projected":  # its last state is that of the narrower embedding
+            _close(stack.normed(x), out.hidden_states[-1])
+        exits = stack.readout(stack.run(stack.embed(ids), 0, 2, positions, mask))
+        _close(exits, stack.head(stack.norm(out.hidden_states[2])))
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -94,6 +97,23 @@ def test_rows_of_their_own_length_equal_single_rows(family: str) -> None:
         logits = stack.readout(lane.feed_ids(ids, counts))
         for i, row in enumerate(rows):
             _close(logits[i, -1], reference(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1])
+
+
+@pytest.mark.parametrize("family", ALL)
+def test_blocks_of_memory_hold_the_same(family: str) -> None:
+    ids, reference = _ids(), tiny_model(family, LAYERS)
+    stack = tiny_stack(family, LAYERS)
+    lanes = [Lane(stack, 0, 2, block=4), Lane(stack, 2, LAYERS, block=4)]
+    for lane in lanes:
+        lane.reset(2, ids.shape[1])
+    found = []
+    with torch.no_grad():
+        for part in ids.split(CHUNKS, 1):
+            x = stack.embed(part)
+            for lane in lanes:
+                x = lane.feed(x, [part.shape[1]] * 2)
+            found.append(stack.readout(x))
+        _close(torch.cat(found, 1), reference(input_ids=ids, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("family", ALL)
@@ -149,6 +169,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {}, "sliding_window=4096"),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, "sliding_attention"),
     ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, "sliding_attention"),
+    ("opt", {"do_layer_norm_before": False}, "variant of opt.*do_layer_norm_before=False"),
+    ("opt", {"_remove_final_layer_norm": True}, "variant of opt.*_remove_final_layer_norm=True"),
+    ("opt", {"layer_norm_elementwise_affine": False}, "variant of opt.*layer_norm_elementwise_affine=False"),
 ]
 
 
@@ -263,3 +286,16 @@ def test_a_reduced_head_names_its_ids() -> None:
     x = torch.randn(2, 5, 32)
     _close(stack.readout(x), full.readout(x)[..., ids])
     assert stack.vocab_size == VOCAB
+
+
+def test_a_projection_before_the_head_is_one_with_it() -> None:
+    """Every head then reads states of the layers' width; transformers' own text stays what it was."""
+    model, reference = tiny_model("opt, projected"), tiny_model("opt, projected")
+    stack = Stack(model)
+    assert stack.folded and stack.head.weight.shape == (VOCAB, stack.width) and model.model.decoder.project_out is None
+    assert stack.embedding.weight.shape[1] == 24 and stack.embed(torch.tensor([[1]])).shape[-1] == stack.width
+    for prompt in prompts([6, 11]):
+        assert hf_generate(model, prompt, 12) == hf_generate(reference, prompt, 12)
+    with pytest.raises(UnsupportedError, match="cannot be saved once it is tuned"):
+        LayerSkipModule(stack, [1], LayerSkipSettings(), TrainerSettings(), 1)
+    assert not tiny_stack("opt").folded

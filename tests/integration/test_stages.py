@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import stages
+from pacer import artifacts, stages
 from pacer.arms import method_settings
 from pacer.assemble import Models, load_target, make_decoder
 from pacer.data.corpus import read_corpus
@@ -247,12 +247,12 @@ def test_a_stop_request_is_heeded_between_shards(
         raise Stopped("SIGTERM")
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(stages, "check_stop", stop)
+        patch.setattr(artifacts, "check_stop", stop)
         stages.corpus(make(home, tmp_path), built)
     assert len(list(tmp_path.rglob("shard-*"))) == 1
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stages.corpus(make(home, tmp_path), built)
-        patch.setattr(stages, "check_stop", stop)
+        patch.setattr(artifacts, "check_stop", stop)
         stages.labels(make(home, tmp_path), built, "preverifier", "x")
     assert len(list((tmp_path / "stages" / "labels").rglob("shard-*"))) == 1
 
@@ -276,7 +276,18 @@ def test_killed_labels_go_on(home: Path, built: Models, tmp_path: Path, monkeypa
     whole, _ = stages.labels(replace(settings, paths=make(home).paths), built, "preverifier", "key")
     assert [text for text, _ in pairs] == [text for text, _ in whole]
     for (_, one), (_, other) in zip(pairs, whole, strict=True):
-        assert all(torch.equal(value, getattr(other, name)) for name, value in vars(one).items())
+        assert all(torch.equal(value, getattr(other, name)) for name, value in vars(one).items() if value is not None)
+
+
+def test_labelling_shows_its_figures(
+    home: Path, built: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    stages.labels(make(home, tmp_path), built, "preverifier", "key")
+    lines = capsys.readouterr().err.splitlines()
+    corpus, labels = ([line for line in lines if line.startswith(f"{what}: ")][-1] for what in ("corpus", "labels"))
+    assert f" {PROMPTS}/{PROMPTS} text [" in corpus and "<00:00" in corpus and corpus.endswith(" tok/s]")
+    assert "<00:00" in labels and labels.endswith(" tokens accepted a round]")
 
 
 def test_the_corpus_is_written_in_the_dtype_that_decodes(
@@ -389,7 +400,8 @@ def test_a_ready_corpus_is_extended(home: Path, built: Models, tmp_path: Path, m
     """What the file has is not generated again, and a set that is added later leaves the finished ones alone."""
     whole, made_as = stages.corpus(make(home), built)
     file, own = tmp_path / "corpus.jsonl", tmp_path / "own.jsonl"
-    shards = sorted((home / "runs" / "stages" / "corpus").glob(f"{made_as[:16]}/shard-*"))  # other tests have made others
+    stages_here = home / "runs" / "stages" / "corpus"  # other tests have made others
+    shards = sorted(stages_here.glob(f"{made_as[:16]}/shard-*"))
     lines = [line for shard in shards for line in shard.read_text().splitlines(keepends=True)]
     file.write_text("".join(lines[:7]))
     own.write_text('{"prompt": "How"}\n{"prompt": "the fox"}\n')

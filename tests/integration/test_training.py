@@ -45,7 +45,7 @@ from pacer.settings import (
 from pacer.stopping import Stopped, stop_signals
 from pacer.training.distill import IGNORE, DistillModule, collate_texts
 from pacer.training.draft_run import train_draft
-from pacer.training.fit import fit, optimiser_steps
+from pacer.training.fit import fit, optimiser_steps, steps_of
 from pacer.training.optim import warmup_cosine
 from pacer.training.preverifier_run import packed_batches, train_preverifier
 from pacer.training.preverify import PreverifierModule, RoundScores, packed_logits
@@ -102,7 +102,7 @@ class Script(lightning.LightningModule):
         self.event(f"validation {step}")
         if index == 0:
             self.validated.append(step)
-        self.log("val/score", self.scores[step], batch_size=1)
+        self.log("val/score", self.scores[step], batch_size=1, prog_bar=True)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD([self.weight], lr=1.0)
@@ -177,6 +177,21 @@ def test_a_deadline_ends_with_a_validation(tmp_path: Path) -> None:
     module, figures = scripted(tmp_path, list(range(20)), max_minutes=1e-9, val_every=3)
     assert module.steps == 1 and figures == {"val/score": 1, "steps": 1}
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1
+
+
+def test_what_a_training_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole lines off a terminal: steps, time left, the last validation; a run that goes on counts what was done."""
+    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    with pytest.raises(Killed):
+        scripted(tmp_path, SCORES, {"step 7": kill})
+    capsys.readouterr()
+    scripted(tmp_path, SCORES, max_minutes=5)
+    said = capsys.readouterr().err
+    lines = [line for line in said.splitlines() if line.startswith("training, at most 5 min: ")]
+    assert "\r" not in said and not any(" 1/9 step" in line for line in lines)
+    assert " 9/9 step [" in lines[-1] and lines[-1].endswith(", val/score 4]")
 
 
 def test_nothing_to_train_on(tmp_path: Path) -> None:
@@ -284,7 +299,7 @@ def part(name: str, settings: TrainerSettings) -> tuple[lightning.LightningModul
             Loader(b, lambda rows, of=of: collate_texts([of[i] for i in rows], head, 0.15))
             for of, b in zip((learn, check), sets, strict=True)
         ]
-        steps = optimiser_steps(len(loaders[0]), settings.accumulate)
+        steps = steps_of(settings, len(loaders[0]))
         return DistillModule(model, settings, steps), *loaders
     drafter = draft()
     torch.manual_seed(5)
@@ -295,7 +310,7 @@ def part(name: str, settings: TrainerSettings) -> tuple[lightning.LightningModul
         Loader(b, lambda rows, of=of: pack([[of[i] for i in row] for row in rows], "survival"))
         for of, b in zip(groups, sets, strict=True)
     ]
-    steps = optimiser_steps(len(loaders[0]), settings.accumulate)
+    steps = steps_of(settings, len(loaders[0]))
     return PreverifierModule(module, settings, steps, CostSettings()), *loaders
 
 

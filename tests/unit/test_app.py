@@ -68,7 +68,7 @@ def test_defaults_are_typed_settings() -> None:
         ("+experiment=pacer/dem", ("pacer/dem", "pacer/demo", "draft/smollm2", "did you mean pacer/demo?")),
         ("+experiment=nothing", ("nothing", "pacer/demo", "pacer/smollm2")),
         ("experiment=pacer/demo", ("+experiment=pacer/demo",)),
-        ("method=pacr", ("pacr", "pacer, sd, sd_full")),
+        ("method=pacr", ("pacr", "pacer, ", "sd, sd_full")),
         ("trainer.epochs=many", ("trainer.epochs", "many")),
         ("trainer.lr=-1", ("trainer.lr", "-1.0", "> 0")),
         ("trainer.lr=nan", ("trainer.lr", "nan")),

@@ -99,7 +99,7 @@ def test_what_is_trained_is_the_heads_alone(kind: str, attention_only: bool) -> 
         assert heads[1].head is heads[2].head
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "opt, projected"])
 @pytest.mark.parametrize(("kind", "attention_only"), KINDS)
 def test_training_and_decoding_read_the_same(family: str, kind: str, attention_only: bool) -> None:
     """Whole texts without memory against token by token through lanes, two rows of their own lengths, two exits."""

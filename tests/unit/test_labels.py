@@ -189,6 +189,9 @@ def test_a_line_gives_the_rounds_back() -> None:
     assert name == "a text"
     for field, value in vars(rounds).items():
         restored = getattr(back, field)
+        if value is None:  # greedy rounds are not drawn
+            assert restored is None
+            continue
         assert restored.shape == value.shape and restored.dtype == value.dtype
         if value.is_floating_point():
             torch.testing.assert_close(restored, value, atol=1e-5, rtol=0)

@@ -85,7 +85,8 @@ def _check_blocks(cache: PagedCache, lengths: Sequence[int]) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_any_history_equals_plain_lists(data: st.DataObject) -> None:
-    """Ragged appends to some of the rows, rollbacks, forks and releases; after each step every row is read."""
+    """Ragged appends to some of the rows, of which some entries are kept and moved together, rollbacks, forks and
+    releases; after each step every row is read."""
     rows, block = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([None, 1, 2, 3, 5]))
     cache, fresh = _cache(block, rows), count(1)
     texts: list[list[float]] = [[] for _ in range(rows)]
@@ -101,6 +102,17 @@ def test_any_history_equals_plain_lists(data: st.DataObject) -> None:
             for i, tokens in zip(chosen, new, strict=True):
                 texts[i] += tokens
             _check(read, [texts[i] for i in chosen])
+            if data.draw(st.booleans()):
+                kept = {}
+                for i, tokens in zip(chosen, new, strict=True):
+                    some = st.sets(st.sampled_from(range(lengths[i], len(texts[i])))) if tokens else st.just(set())
+                    kept[i] = sorted(data.draw(some))
+                cache.move(kept, {i: lengths[i] for i in chosen})
+                texts = [
+                    text[: lengths[i]] + [text[slot] for slot in kept[i]] if i in kept else text
+                    for i, text in enumerate(texts)
+                ]
+                cache.truncate([len(text) for text in texts])
         elif step == "truncate":
             keep = data.draw(st.lists(st.integers(0, CAPACITY + 2), min_size=rows, max_size=rows))
             cache.truncate(keep)

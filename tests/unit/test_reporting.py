@@ -106,8 +106,26 @@ def test_notes_and_labels(render: Callable[..., str]) -> None:
     ):  # fmt: skip
         assert expected in text
     named = [line for line in text.splitlines() if line.lstrip("| ").startswith("hispec")]
-    assert len(named) == 4  # two benchmarks, the mean, the scores
+    assert len(named) == 6  # two benchmarks, the mean, the scores, what is lost on each
     assert all("(lossy)" in line for line in named)
+
+
+def test_what_a_lossy_method_loses_stands_beside_what_ar_has() -> None:
+    """The share of AR's texts and tokens that is left, and scores beside AR's; lossless methods are not in it."""
+    lost = {"same_requests": 0.25, "same_tokens": 0.625}
+    rows = [
+        AR | {"score": {"strict": 0.5}}, make_row("pacer", score={"strict": 0.5}),
+        make_row("sprinter", guarantee="lossy", exact=False, agreement=lost, score={"strict": 0.375}),
+    ]  # fmt: skip
+    text = tables.to_markdown(make_results(rows), command=COMMAND, machine=MACHINE)
+    block = text[text.index("**gsm8k: loss**") :].split("\n\n")[1].splitlines()
+    assert [[cell.strip() for cell in line.strip("|").split(" | ")] for line in (block[0], *block[2:])] == [
+        ["method", "same texts (%)", "same tokens (%)", "strict (ar's)"],
+        ["sprinter (lossy)", "25", "62", "0.375 (0.500)"],
+    ]
+    (row,) = [line for line in csv.DictReader(io.StringIO(tables.to_csv(make_results(rows[2:]))))]
+    assert (row["same_requests"], row["same_tokens"], row["guarantee"]) == ("0.25", "0.625", "lossy")
+    assert "loss**" not in tables.to_markdown(make_results(rows[:2]), command=COMMAND, machine=MACHINE)
 
 
 def test_text_fits_a_terminal() -> None:
@@ -322,7 +340,7 @@ def test_results_of_a_trace_can_be_reported(tmp_path: Path) -> None:
     results = evaluate_trace(lines)
     row = results["rows"][0]
     assert set(make_row("pacer")) <= set(row)  # the rows of these tests are rows of the real thing
-    assert set(tables.CSV_COLUMNS) - {f"share_{part}" for part in row["share"]} <= set(row)
+    assert set(tables.CSV_COLUMNS) - {f"share_{part}" for part in row["share"]} - set(row["agreement"]) <= set(row)
     text = tables.to_text(results, command=COMMAND, machine=MACHINE)
     assert next(line for line in text.splitlines() if line.startswith("pacer")).split() == [
         "pacer", "4.0", "–", "2.00", "2.00", "50", "20", "0", "60", "20", "–",

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.arms import check_controller, controllers, method_settings, methods, normal_controller, resolved
+from pacer.arms import check_controller, controllers, method_settings, methods, normal_controller
 from pacer.assemble import Models, make_controller
-from pacer.choices import CONTROLLER_CHOICES, FEATURES
+from pacer.choices import FEATURES
 from pacer.decoding.controllers.base import ASK, GO, STOP
 from pacer.decoding.controllers.fixed import Fixed
+from pacer.decoding.controllers.preverifier import RULES as BLOCK_RULES
 from pacer.decoding.controllers.preverifier import PreverifierRule, block_value
 from pacer.decoding.controllers.threshold import RULES, SIGNALS, Threshold
 from pacer.decoding.distributions import signals
+from pacer.decoding.parts import resolved
 from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError
@@ -182,18 +184,19 @@ def test_null_is_the_value_tuned_for_the_checkpoint() -> None:
     assert _values("pacer", {"b": 4}) == {**plain, "b": 4}
     assert _values("pacer gamma_max=4", TUNED)["gamma_max"] == 4
     assert _values("pacer gamma_max=99", TUNED)["gamma_max"] == 7, "longer drafts were never trained on"
-    with pytest.raises(ConfigError, match=r"controller.lo out of range.*hi = 0.1"):
+    with pytest.raises(ConfigError, match=r"controller.hi out of range.*\[0.2, 1\]"):
         _values("pacer hi=0.1", TUNED)
 
 
 def test_none_is_off_and_every_method_names_its_controller() -> None:
-    """A44: nothing is replaced by a default. A48 has no case here: no rule of ours changes its values while it runs."""
+    """A44: nothing is replaced by a default. Lookahead's passes decide for themselves."""
     settings = method_settings("pacer")
     for off in (None, {"kind": "none"}):
         settings.controller = normal_controller(off)
         assert settings.controller is None and make_controller(settings, MODELS) is None
     kinds = {name: (method_settings(name).controller or {}).get("kind") for name in methods()}
-    assert all(kind in controllers() for name, kind in kinds.items() if name != "ar") and kinds["ar"] is None
+    assert {name for name, kind in kinds.items() if kind is None} == {"ar", "lookahead"}
+    assert all(kind in controllers() for kind in kinds.values() if kind is not None)
     zero = make_controller(method_settings("sd gamma=0"), MODELS)
     assert isinstance(zero, Fixed) and zero.gamma_max == 0
 
@@ -217,10 +220,10 @@ def test_null_is_left_to_the_rule_where_nothing_was_tuned() -> None:
 
 
 def test_every_choice_is_implemented() -> None:
-    assert set(rules.BLOCK_VALUES) == set(CONTROLLER_CHOICES["preverifier", "rule"])
+    assert set(rules.BLOCK_VALUES) == set(BLOCK_RULES)
     assert set(SCALES) == set(FEATURES)
-    for signal in CONTROLLER_CHOICES["threshold", "signal"]:
+    for signal in SIGNALS:
         assert Threshold(signal, t=0.5).signal == signal
     scores = torch.tensor([0.5, 0.2])
-    values = [block_value(scores, rule).item() for rule in CONTROLLER_CHOICES["preverifier", "rule"]]
+    values = [block_value(scores, rule).item() for rule in BLOCK_RULES]
     assert values == pytest.approx([0.35, 0.2, 0.1])

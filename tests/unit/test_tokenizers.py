@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pacer.errors import MismatchError
-from pacer.models.tokenizers import IncrementalText, check_same_tokenizer, decode, stop_ids
+from pacer.models.tokenizers import IncrementalText, check_same_tokenizer, decode, pieces, stop_ids
 
 SPECIAL = ["<bos>", "<eos>"]
 
@@ -98,3 +98,18 @@ def test_streamed_text_never_shows_a_broken_character(text: str) -> None:
 
 def test_decoding_does_not_tidy_spaces() -> None:
     assert decode(TOKENIZER, _ids("a , b n't .")) == "a , b n't ."
+
+
+def test_each_id_has_its_text_inside_a_text() -> None:
+    ids = _ids("to é b")
+    found = pieces(TOKENIZER, [*ids, 1])
+    assert found[1] == "<eos>" and found[ids[0]] == "t" and found[ids[2]] == " "
+    assert {found[id] for id in _ids("é")} == {"\N{REPLACEMENT CHARACTER}"}  # a half of it each
+
+
+def test_a_word_keeps_the_space_that_begins_it() -> None:
+    """Sentence-piece decoders drop it at the beginning of a text."""
+    backend = Tokenizer(models.WordLevel({"<bos>": 0, "▁a": 1, "▁word": 2}, unk_token="<bos>"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<bos>")
+    assert decode(tokenizer, [2]) == "word" and pieces(tokenizer, [2]) == {2: " word"}

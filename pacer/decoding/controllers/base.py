@@ -6,19 +6,23 @@ verifier. Dropping a token because of its own value would break the sampled dist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from torch import Tensor
-
-from pacer.decoding.record import Record
+from pacer.decoding.parts import Part, find, resolved
 from pacer.decoding.request import Row
+
+if TYPE_CHECKING:  # words are checked without torch
+    from torch import Tensor
+
+    from pacer.decoding.record import Record
 
 STOP, GO, ASK = 0, 1, 2  # a verdict on a row's next draw; ASK: `ask` has to say. False is STOP, True is GO
 
-Verdicts = tuple[Tensor | None, Tensor | None]
+Verdicts: TypeAlias = "tuple[Tensor | None, Tensor | None]"
 
 
-class Controller:
+class Controller(Part):
     """Decides draft lengths.
 
     Attributes:
@@ -27,14 +31,26 @@ class Controller:
         stop, full: why a draft ends when the controller ends it, and when gamma_max does, as written in the trace.
     """
 
-    reads_record: bool
+    reads_record: bool = True
     gamma_max: int
-    stop: str
-    full: str
+    stop: str = "controller"
+    full: str = "gamma_max"
+
+    def __post_init__(self) -> None:  # of rules that are dataclasses of their values
+        self.check(vars(self))
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], **parts: Any) -> Self:
+        """The rule from a method's values (``kind`` is not among them) and the parts that it :meth:`needs`."""
+        return cls(**resolved(given, None), **parts)
 
     def block(self, drawn: int) -> int:
         """How many tokens to draw before the next question, after ``drawn``; 0 ends every draft."""
-        raise NotImplementedError  # the one question that has no answer of its own: every rule says it
+        return min(1, self.gamma_max - drawn)
+
+    def limits(self, rows: Sequence[Row]) -> Sequence[int]:
+        """The longest draft of each row in this round; 0: the drafter is not even read for it."""
+        return [self.gamma_max] * len(rows)
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         """A new batch."""
@@ -53,5 +69,19 @@ class Controller:
         """The dear answer for the rows whose verdict was ASK: go on ``(B,)`` bool and scores; other rows' are void."""
         return None, None
 
+    def learn(
+        self, record: Record | None, committed: Sequence[int], drawn: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """What became of the round's drafts, ``(B,)`` each; a row that was not verified now has drawn −1.
+
+        Args:
+            committed: tokens before the round. drawn: 0 where a row had no draft. accepted: of those drawn.
+        """
+
     def end(self, committed: Sequence[int]) -> None:
         """The round is over; ``committed[i]`` tokens of row i were committed before it."""
+
+
+def controller_class(kind: str) -> type[Controller]:
+    """The rule of a kind: the one in ``pacer.decoding.controllers.KIND``, or in the module named with dots."""
+    return find(kind, "pacer.decoding.controllers", Controller)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pacer.decoding.controllers.base import Controller
-from pacer.errors import ConfigError
+from pacer.decoding.parts import Range, allows
 
 
+@allows(gamma=Range(0, whole=True))
 class Fixed(Controller):
     """Draft ``gamma`` tokens each round."""
 
@@ -13,8 +14,7 @@ class Fixed(Controller):
     stop = full = "fixed"
 
     def __init__(self, gamma: int = 4) -> None:
-        if gamma < 0:
-            raise ConfigError("gamma out of range", value=gamma, allowed="≥ 0")
+        self.check({"gamma": gamma})
         self.gamma_max = gamma
 
     def block(self, drawn: int) -> int:

@@ -13,20 +13,21 @@ Shapes: B rows, n entries, b block, T places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import ASK, GO, STOP, Controller, Verdicts
 from pacer.decoding.lane import Lane
+from pacer.decoding.parts import SHARE, SIZE, Allowed, Range, resolved
 from pacer.decoding.record import Record
 from pacer.decoding.request import Row
-from pacer.errors import ConfigError
 from pacer.models.preverifier import Preverifier
 
-RULES = CONTROLLER_CHOICES["preverifier", "rule"]
+RULES = ("mean", "min", "product")
+Judge = tuple[Preverifier, Mapping[str, Any] | None]  # a pre-verifier, and the rule's values that come with it
 
 
 def block_value(scores: Tensor, rule: str) -> Tensor:
@@ -34,6 +35,26 @@ def block_value(scores: Tensor, rule: str) -> Tensor:
     if rule == "mean":
         return scores.mean(-1)
     return scores.amin(-1) if rule == "min" else scores.prod(-1)
+
+
+def shown(module: Preverifier, record: Record, places: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    """What a pre-verifier reads of the tokens at ``places (B, n)``: entries ``(B, n, W)`` and features ``(B, n, F)``.
+
+    Args:
+        bases: where each row's draft begins ``(B, 1)``.
+    """
+    index = (places - bases + 1).clamp_min(0)
+
+    def signal(name: str) -> Tensor:
+        if name != "cumulative":
+            return getattr(record, name).gather(1, places)
+        total = record.logprob.cumsum(1, dtype=torch.float64)
+        before = (bases - 1).clamp_max(record.ids.shape[1] - 1)  # a row may be past the draft's context
+        return total.gather(1, places) - total.gather(1, before)
+
+    features = module.select(signal, index)
+    states = record.produced.gather(1, places[..., None].expand(-1, -1, record.produced.shape[2]))
+    return module.entries(states, record.ids.gather(1, places), index, features), features
 
 
 class PreverifierRule(Controller):
@@ -44,9 +65,6 @@ class PreverifierRule(Controller):
         rule: how a block's estimates become one number.
         lo, hi: M_B is called for products of the block's draft probabilities in [lo, hi]; 0 and 1: for every block.
     """
-
-    reads_record = True
-    stop, full = "controller", "gamma_max"
 
     def __init__(
         self,
@@ -59,20 +77,29 @@ class PreverifierRule(Controller):
         lo: float = 0.0,
         hi: float = 1.0,
     ) -> None:
-        for name, value, ok, allowed in (
-            ("b", b, b >= 1, "≥ 1"),
-            ("t0", t0, 0 <= t0 <= 1, "in [0, 1]"),
-            ("rho", rho, rho > 0, "> 0"),
-            ("gamma_max", gamma_max, gamma_max >= b, f"≥ b = {b}"),
-            ("rule", rule, rule in RULES, ", ".join(RULES)),
-            ("lo", lo, 0 <= lo <= hi, f"in [0, hi = {hi}]"),
-            ("hi", hi, hi <= 1, "in [lo, 1]"),
-        ):
-            if not ok:
-                raise ConfigError(f"controller.{name} out of range", value=value, allowed=allowed)
+        self.check({"b": b, "t0": t0, "rho": rho, "gamma_max": gamma_max, "rule": rule, "lo": lo, "hi": hi})
         self.module, self.lane = module, Lane(module.stack)
         self.b, self.t0, self.rho, self.gamma_max, self.rule = b, t0, rho, gamma_max, rule
         self.lo, self.hi, self.lazy = lo, hi, lo > 0 or hi < 1
+
+    @classmethod
+    def allowed(cls, given: Mapping[str, Any]) -> Mapping[str, Allowed]:
+        return {
+            "b": SIZE, "t0": SHARE, "rho": Range(0, open_low=True), "rule": RULES, "lo": SHARE,
+            "hi": Range(given.get("lo") or 0, 1), "gamma_max": Range(given.get("b") or 1, whole=True),
+        }  # fmt: skip
+
+    @classmethod
+    def needs(cls, given: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("preverifier",)
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], **parts: Judge) -> Self:
+        """Null values are those that come with the pre-verifier; no draft is longer than it was trained on."""
+        module, tuned = parts["preverifier"]
+        values, limit = resolved(given, tuned), module.settings.gamma_max
+        values["gamma_max"] = min(values.get("gamma_max", limit), limit)
+        return cls(module, **values)
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         self.lane.reset(len(rows), capacity + 1)
@@ -93,9 +120,7 @@ class PreverifierRule(Controller):
         if not self.lazy:
             return self.ask(record, rows, drawn, open_rows)
         assert record is not None
-        fresh, end = self._fresh(drawn), record.ids.shape[1]
-        places = [[min(len(row.committed) + i, end - 1) for i in range(drawn - fresh, drawn)] for row in rows]
-        logprob = record.logprob.gather(1, torch.tensor(places, device=record.ids.device))
+        logprob = record.drawn("logprob", rows, drawn - self._fresh(drawn), drawn)
         product = logprob.sum(1).exp()
         verdicts = torch.where(product < self.lo, STOP, torch.where(product > self.hi, GO, ASK))
         return verdicts, torch.full_like(logprob, torch.nan)
@@ -125,18 +150,8 @@ class PreverifierRule(Controller):
         device = record.ids.device
         table = torch.tensor([have, list(bases), counts], device=device)
         places = (table[0, :, None] + torch.arange(n, device=device)).clamp_max(record.ids.shape[1] - 1)
-        index = (places - table[1, :, None] + 1).clamp_min(0)
-
-        def signal(name: str) -> Tensor:
-            if name != "cumulative":
-                return getattr(record, name).gather(1, places)
-            total = record.logprob.cumsum(1, dtype=torch.float64)
-            before = (table[1, :, None] - 1).clamp_max(record.ids.shape[1] - 1)  # a row may be past the draft's context
-            return total.gather(1, places) - total.gather(1, before)
-
-        features = module.select(signal, index)
-        states = record.produced.gather(1, places[..., None].expand(-1, -1, record.produced.shape[2]))
-        hidden = self.lane.feed(module.entries(states, record.ids.gather(1, places), index, features), counts)
+        entries, features = shown(module, record, places, table[1, :, None])
+        hidden = self.lane.feed(entries, counts)
         scores = module.logits(hidden, features).float().sigmoid()
         if min(counts) == n:
             return scores

@@ -10,20 +10,23 @@ Shapes: B rows, n drawn tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from pacer.choices import CONTROLLER_CHOICES
 from pacer.decoding.controllers.base import Controller, Verdicts
-from pacer.decoding.record import Record
+from pacer.decoding.parts import SHARE, SIZE, Allowed, Range
 from pacer.decoding.request import Row
-from pacer.errors import ConfigError
 
-SIGNALS, RULES = (CONTROLLER_CHOICES["threshold", key] for key in ("signal", "rule"))
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pacer.decoding.record import Record
+
+SIGNALS, RULES = ("probability", "entropy", "margin", "match"), ("last", "product")
 
 
+@dataclass
 class Threshold(Controller):
     """Go on while the signal of the token just drawn is at least ``t``; for entropy, at most.
 
@@ -34,38 +37,24 @@ class Threshold(Controller):
         t: the threshold. gamma_max: longest draft.
     """
 
-    reads_record = True
-    stop, full = "controller", "gamma_max"
+    signal: str = "probability"
+    rule: str = "last"
+    t: float = 0.4
+    gamma_max: int = 16
 
-    def __init__(self, signal: str = "probability", rule: str = "last", t: float = 0.4, gamma_max: int = 16) -> None:
-        rules = RULES if signal == "probability" else RULES[:1]
-        most = 1 if signal == "probability" else float("inf")
-        for name, value, ok, allowed in (
-            ("signal", signal, signal in SIGNALS, ", ".join(SIGNALS)),
-            ("rule", rule, rule in rules, f"{', '.join(rules)} for signal {signal}"),
-            ("t", t, 0 <= t <= most, "in [0, 1]" if most == 1 else f"≥ 0 for signal {signal}"),
-            ("gamma_max", gamma_max, gamma_max >= 1, "≥ 1"),
-        ):
-            if not ok:
-                raise ConfigError(f"controller.{name} out of range", value=value, allowed=allowed)
-        self.signal, self.rule, self.t, self.gamma_max = signal, rule, t, gamma_max
-
-    def block(self, drawn: int) -> int:
-        return min(1, self.gamma_max - drawn)
+    @classmethod
+    def allowed(cls, given: Mapping[str, Any]) -> Mapping[str, Allowed]:
+        probable = given.get("signal", "probability") == "probability"  # only probabilities have a product
+        rules, t = (RULES, SHARE) if probable else (RULES[:1], Range(0))
+        return {"signal": SIGNALS, "rule": rules, "t": t, "gamma_max": SIZE}
 
     def judge(self, record: Record | None, rows: Sequence[Row], drawn: int, open_rows: Sequence[bool]) -> Verdicts:
         assert record is not None
-        first, end = 0 if self.rule == "product" else drawn - 1, record.ids.shape[1]
-        starts = [len(row.committed) for row in rows]
-        places = torch.tensor(  # of a row that has ended they may lie beyond the record
-            [[min(start + i, end - 1) for i in range(first, drawn)] for start in starts], device=record.ids.device
-        )
-        value = self._value(record, places)
+        value = self._value(record, rows, drawn)
         return value <= self.t if self.signal == "entropy" else value >= self.t, value[:, None]
 
-    def _value(self, record: Record, places: Tensor) -> Tensor:
-        """The number that is compared with t: signals at ``places (B, n)`` → ``(B,)``."""
+    def _value(self, record: Record, rows: Sequence[Row], drawn: int) -> Tensor:
+        """The number that is compared with t ``(B,)``."""
         if self.signal == "probability":
-            return record.logprob.gather(1, places).sum(1).exp()
-        table: Tensor = getattr(record, self.signal)
-        return table.gather(1, places).squeeze(1).float()
+            return record.drawn("logprob", rows, 0 if self.rule == "product" else drawn - 1, drawn).sum(1).exp()
+        return record.drawn(self.signal, rows, drawn - 1, drawn).squeeze(1).float()

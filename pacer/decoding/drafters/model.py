@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pacer.decoding.distributions import draw, penalised, probabilities, signals, spread
+from pacer.decoding.drafters.base import Drafter
 from pacer.decoding.lane import Lane, Reader, last_of, padded
 from pacer.decoding.record import Record, note_ids
 from pacer.decoding.request import Row
@@ -21,7 +22,7 @@ from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a second model, or with an exit of the target.
 
     Args:
@@ -30,8 +31,6 @@ class ModelDrafter:
         reader: of an exit: its rung of the target's ladder, which the target's own first pass fills with the prompt.
         block: tokens to a block of its paged memory; None: contiguous.
     """
-
-    declines = "unconfident"  # why a draft ends for which this drafter does not draw
 
     def __init__(
         self,
@@ -44,9 +43,9 @@ class ModelDrafter:
         block: int | None = None,
     ) -> None:
         self.stack, self.vocab_size, self.sampling, self.keeps_record = stack, vocab_size, sampling, record
+        self.device = stack.device
         self.lane: Reader = Lane(stack, block=block) if reader is None else reader
         self.reads_prompts = reader is None
-        self.record: Record | None = None
         self._looks_back = record or stack.copying is not None  # at the text: for candidates, and for the record
         if self._looks_back:
             self.lane.heard = self._note
@@ -71,10 +70,6 @@ class ModelDrafter:
         """Another request takes a row."""
         self.lane.release(index)
 
-    def able(self, offset: int, open_rows: list[bool]) -> list[bool] | None:
-        """Which open rows a token will be drawn for at place ``offset``; None: all of them."""
-        return None
-
     def room(self, row: Row) -> int:
         """Tokens this model can still draft for a row: its own context ends there, with one warning."""
         room = self.stack.context - len(row.committed) + 1
@@ -93,7 +88,6 @@ class ModelDrafter:
             for row, have, want in zip(rows, self.lane.lengths, wanted, strict=True)
         ]
         ids, counts = padded(fresh, self.stack.device)
-        ids = ids.clamp_max(self.stack.vocab_size - 1)  # a padded id of the target's may be none of the draft's
         self._feed(ids, counts)
         self._seen = self._seen_ids(rows) if self.sampling.repetition_penalty != 1.0 else None
         self._bases = torch.tensor([len(row.committed) for row in rows], device=self.stack.device)

@@ -114,7 +114,7 @@ def choices(stack: Stack, heads: Sequence[ExitHead], text: Text, vocab: int) -> 
     ids = torch.tensor([[*text.prompt_ids, *text.output_ids[:-1]]], device=stack.device)
     places = torch.arange(ids.shape[1], device=ids.device)[None]
     mask = causal_mask(places, ids.shape[1])
-    x, at = stack.embed(ids.clamp_max(stack.vocab_size - 1)), 0
+    x, at = stack.embed(ids), 0
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for layer in sorted({head.layer for head in heads}):
         x, at = stack.run(x, at, layer, places, mask), layer

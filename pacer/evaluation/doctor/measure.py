@@ -29,9 +29,8 @@ def states(stack: Stack, text: Text, order: Sequence[int] | None = None) -> Tens
     ids = torch.tensor([[*text.prompt_ids, *text.output_ids[:-1]]], device=stack.device)
     places = torch.arange(ids.shape[1], device=ids.device)[None]
     mask = causal_mask(places, ids.shape[1])
-    x = stack.embed(ids.clamp_max(stack.vocab_size - 1))
-    for a, b in [(0, stack.n_layers)] if order is None else [(i, i + 1) for i in order]:
-        x = stack.run(x, a, b, places, mask)
+    x = stack.embed(ids)
+    x = stack.run(x, 0, stack.n_layers, places, mask) if order is None else stack.run_in_turn(x, order, places, mask)
     return x[0, len(text.prompt_ids) - 1 :]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pacer.arms import method_settings, resolved
+from pacer.arms import method_settings
 from pacer.data.corpus import Text
+from pacer.decoding.parts import resolved
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, PacerError
 from pacer.evaluation.profiler import Point

@@ -23,7 +23,7 @@ from pacer.evaluation.replay import rules
 from pacer.evaluation.replay.table import Bools, Table
 from pacer.evaluation.replay.walk import walk
 
-LABELS = CHOICES["preverifier.label"]
+LABELS = tuple(label for label in CHOICES["preverifier.label"] if label != "certain")  # greedily it is conditional
 PROBABILITIES = ("probability", "product", "score")
 FALLING = ("entropy", "index")
 BINS, LAGS = 15, 10

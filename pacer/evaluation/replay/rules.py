@@ -9,16 +9,20 @@ Shapes: N starts, g places.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pacer.arms import is_reference, method_settings, resolved
+from pacer.arms import is_reference, method_settings
+from pacer.decoding.controllers.base import Controller
+from pacer.decoding.parts import resolved
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.replay.table import Bools, Ints, Table
+from pacer.rules import draft_rule, needed_by
+from pacer.settings import MethodSettings
 
 Values = NDArray[Any]
 BLOCK_VALUES: dict[str, Callable[[Values], Values]] = {
@@ -147,8 +151,11 @@ def _longest(table: Table, gamma_max: int | None) -> int:
     return table.score_width if gamma_max is None else min(table.score_width, gamma_max)
 
 
-def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
+def rule_of(arm: str, tuned: Mapping[str, Any] | None = None, rounds: Sequence[float] | None = None) -> Rule:
     """The rule of an arm as `pacer.evaluate` names it (``sd gamma=4``), or ``oracle [gamma=N]``.
+
+    Args:
+        rounds: what rounds with a draft of 0, 1, … tokens take, for a rule that decides by it.
 
     Raises:
         UnsupportedError: an arm that is not a length rule over this draft; with the reason.
@@ -171,12 +178,35 @@ def rule_of(arm: str, tuned: Mapping[str, Any] | None = None) -> Rule:
     if kind == "threshold":
         name, t, how, top = (values[key] for key in ("signal", "t", "rule", "gamma_max"))
         return lambda table: threshold(table, name, t, how, _within(table, top, arm))
+    if kind == "svip":
+        entropy, top = values["h"] ** 2 / values["scale"], values["gamma_max"]
+        return lambda table: threshold(table, "entropy", entropy, gamma_max=_within(table, top, arm))
     if kind == "preverifier":
         if "b" not in values or "t0" not in values:
             raise ConfigError(f"arm {arm!r} leaves b or t0 to the checkpoint, which has none", remedy="name them")
         top = values.pop("gamma_max", None)
         return lambda table: preverified(table, gamma_max=_within(table, _longest(table, top), arm), **values)
-    raise UnsupportedError(f"arm {arm!r} cannot be replayed: controller {kind} looks beyond one draft's signals")
+    return _followed(method, rounds)
+
+
+def _followed(method: MethodSettings, rounds: Sequence[float] | None) -> Rule:
+    """Any other rule, led through the texts; it may need nothing that a table has not."""
+    from pacer.evaluation.replay.follow import follow
+
+    arm, controller = method.name, method.controller or {}
+    needs = needed_by(controller)
+    if set(needs) - {"prices"}:
+        what = f"controller {controller['kind']} reads the draft's states, which the table has not"
+        raise UnsupportedError(f"arm {arm!r} cannot be replayed: {what}")
+    make = functools.partial(draft_rule, arm, controller, {"prices": rounds})
+
+    def made() -> Controller:
+        rule = make()
+        assert rule is not None
+        return rule
+
+    longest = made().gamma_max  # what it lacks is said before any table is made
+    return lambda table: follow(table, made) if _within(table, longest, arm) else fixed(table, 0)
 
 
 def _within(table: Table, gamma: int, arm: str) -> int:

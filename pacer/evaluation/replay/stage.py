@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacer.artifacts import Stage, stable_hash, write_atomic
+from pacer.artifacts import Stage, stable_hash
 from pacer.assemble import Models
 from pacer.data.corpus import Text, read_corpus, split_texts
 from pacer.data.labels import Rounds, draft_rounds
@@ -25,7 +25,6 @@ from pacer.models.preverifier import Preverifier
 from pacer.progress import progress
 from pacer.settings import Settings
 from pacer.stages import continued, corpus, draft_checkpoint, draft_key
-from pacer.stopping import check_stop
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +76,7 @@ def dense_table(settings: Settings, models: Models, texts: Sequence[Text], budge
     }  # fmt: skip
     stage = Stage(Path(settings.paths.runs) / "stages", "tables", made_of)
     if not stage.complete:
-        with stage.lock():
-            if not stage.complete:
-                _build(models, texts, budget, chosen.gamma_max, chosen.tail, stage)
+        _build(models, texts, budget, chosen.gamma_max, chosen.tail, stage)
     return join([load(file) for file in sorted(stage.folder.glob("shard-*.npz"))]), stage.hash
 
 
@@ -88,14 +85,16 @@ def _build(models: Models, texts: Sequence[Text], budget: int, gamma: int, tail:
     shards = [texts[i : i + PER_SHARD] for i in range(0, len(texts), PER_SHARD)]
     missing = stage.missing(len(shards), ".npz")
     with progress(len(texts), "table", "text", initial=len(texts) - sum(len(shards[i]) for i in missing)) as bar:
-        for index in missing:
+
+
+        def make(index: int) -> Callable[[Path], None]:
             tables = []
             for text in shards[index]:
                 tables.append(text_table(models, text, budget, gamma, tail))
                 bar.update()
-            write_atomic(stage.shard(index, ".npz"), functools.partial(save, join(tables)))
-            check_stop()
-    stage.finish({"texts": len(texts)})
+            return functools.partial(save, join(tables))
+
+        stage.fill(len(shards), make, suffix=".npz", extra={"texts": len(texts)})
 
 
 def text_table(models: Models, text: Text, budget: int, gamma: int, tail: int | None) -> Table:

@@ -1,0 +1,1 @@
+"""What a verb would do, without doing it: ``dry_run=true``."""
