@@ -27,7 +27,7 @@ from pacer.arms import normal_controller
 from pacer.checks import check, get
 from pacer.command_line import as_config_error, check_overrides, split_prompt
 from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, ConfigError, PacerError
-from pacer.files import file_error, stable_hash, write_atomic, write_json
+from pacer.files import file_errors, stable_hash, write_atomic, write_json
 from pacer.hydra_words import FULL_ERROR, full_error, hydra_line, search_path
 from pacer.provenance import provenance
 from pacer.quiet import quiet_libraries
@@ -132,7 +132,7 @@ def program(function: Callable[[list[str]], int]) -> Callable[[Sequence[str] | N
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
         def run() -> int:
-            with quiet_libraries(loud=_debug()), stop_signals():
+            with quiet_libraries(loud=_debug()), stop_signals(), file_errors():
                 return function(list(sys.argv[1:] if argv is None else argv))
 
         return _guarded(run)
@@ -148,11 +148,6 @@ def _guarded(run: Callable[[], int]) -> int:
         if _debug():
             raise
         return _say(f"error: {error}", EXIT_ERROR)
-    except OSError as error:
-        told = file_error(error)
-        if told is None or _debug():
-            raise
-        return _say(f"error: {told}", EXIT_ERROR)
     except Stopped as stop:
         return _say(f"stopped ({stop}): the same command resumes", EXIT_REQUEUE)
     except KeyboardInterrupt:
@@ -206,10 +201,11 @@ def _job(function: _Verb, cfg: DictConfig, positional: str | None, prompt: str |
         if positional and prompt is not None:  # set here, since the override grammar would rewrite quotes and braces
             section, _, name = positional.rpartition(".")
             setattr(get(settings, section) if section else settings, name, prompt)
-        if settings.dry_run:
-            _plan(function, settings)
-        else:
-            function(settings)
+        with file_errors():
+            if settings.dry_run:
+                _plan(function, settings)
+            else:
+                function(settings)
     except (HydraException, OmegaConfBaseException) as error:
         raise as_config_error(error) from error
 

@@ -132,14 +132,18 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise ArtifactError(f"cannot write {path}: {reason}", remedy=_ELSEWHERE) from error
 
 
-def file_error(error: OSError) -> ArtifactError | None:
-    """What a disk refused wherever that was, as one clear line; None for what has nothing to do with files."""
-    gone = isinstance(error, FileNotFoundError)
-    reason = _DISK.get(error.errno or 0, error.strerror or str(error))
-    if not (gone or error.filename or error.errno in _DISK):
-        return None
-    remedy = "the same command makes again what was deleted meanwhile" if gone else _ELSEWHERE
-    return ArtifactError(f"cannot read or write {error.filename or 'a file'}: {reason}", remedy=remedy)
+@contextmanager
+def file_errors() -> Iterator[None]:
+    """Turns what a disk refuses anywhere in a run into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        if not (gone or error.filename or error.errno in _DISK):
+            raise  # of a connection, a pipe
+        reason = _DISK.get(error.errno or 0, error.strerror or str(error))
+        remedy = "the same command makes again what was deleted meanwhile" if gone else _ELSEWHERE
+        raise ArtifactError(f"cannot read or write {error.filename or 'a file'}: {reason}", remedy=remedy) from error
 
 
 def _is_full(path: Path) -> bool:

@@ -33,6 +33,8 @@ MOST_NEAR_TIES = 1 / 20_000  # of the compared tokens; at least one is always al
 METHODS = (
     "ar", "sd gamma=4", "threshold", "threshold rule=product t=0.2", "threshold signal=entropy t=1.0",
     "pacer", "pacer b=3 t0=0.0 gamma_max=8", "pacer b=2 lo=0.1 hi=0.6", "specdecpp", "specdecpp t=0.9 gamma_min=1",
+    "svip", "adaedl", "dynamic", "heuristic", "marginal prices=settings",
+    "marginal prices=settings signal=preverifier b=2 gamma_max=8",
     "layerskip", "hispec", "hispec n=6 bonus=false", "hispec share=0.01", "kangaroo",
     "hispec head=shared exits=[2,8,15] n=[3,6]",
     "adadecode t=0.4", "hispec_pacer", "pearl", "pearl gamma=3",
@@ -42,7 +44,10 @@ METHODS = (
     "ouroboros", "ouroboros gamma=8 warm=true phrases=5", "ouroboros_pacer", "ouroboros_pacer b=3 t0=0.0 gamma_max=8",
 )  # fmt: skip
 BATCHES = (1, 4, 16)
-WHOLE_LOOP = ("loop_sampling", "self_speculation", "specdecpp", "feature_drafting", "tree_decoding", "ngram_methods")
+WHOLE_LOOP = (
+    "loop_sampling", "every_rule", "self_speculation", "specdecpp", "feature_drafting", "tree_decoding",
+    "ngram_methods",
+)  # fmt: skip
 CHI_SQUARE = ("tests/unit/test_verify_tree.py", *(f"tests/integration/test_{name}.py" for name in WHOLE_LOOP))
 
 Run = Callable[[Sequence[Request]], list[list[int]]]

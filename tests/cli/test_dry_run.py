@@ -16,7 +16,7 @@ from pacer.app import load_settings
 from pacer.models.sources import load_model
 from pacer.models.stack import Stack
 from pacer.planning import show
-from pacer.planning.parts import parts
+from pacer.planning.parts import learning_bytes, parts
 from pacer.planning.wanted import VERBS, wanted
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
@@ -134,6 +134,25 @@ def test_sizes_are_those_of_what_is_loaded(home: Path, capsys: pytest.CaptureFix
     )
     again = {part.name: part for part in parts(named, wanted(named, "evaluate"))}
     assert again["draft"].parameters == found["draft"].parameters, "a named draft is as it was saved"
+
+
+def test_what_training_adds(home: Path) -> None:
+    """What learns is held in float32 with its gradient and two moments; a draft is cut from a target in float32."""
+    adds = {}
+    experiments = {
+        "draft": "draft/smollm2", "preverifier": "pacer/demo", "layerskip": "exits/layerskip", "exits": "exits/demo",
+    }  # fmt: skip
+    for part, experiment in experiments.items():
+        settings = load_settings(words(home, experiment))
+        found = parts(settings, wanted(settings, "train"))
+        adds[part] = learning_bytes(found, settings, part), {one.name: one.parameters for one in found}
+    target = adds["draft"][1]["target"]
+    assert target is not None and adds["layerskip"][0] == 16 * target
+    assert adds["draft"][0] == 16 * (adds["draft"][1]["draft"] or 0) + 4 * target
+    assert adds["preverifier"][0] == 16 * (adds["preverifier"][1]["preverifier"] or 0) > 0
+    assert adds["exits"][0] == 16 * (adds["exits"][1]["exits"] or 0) > 0
+    settings = load_settings(words(home, "pacer/demo"))
+    assert learning_bytes(parts(settings, wanted(settings, "evaluate")), settings, None) is None
 
 
 @pytest.mark.parametrize(

@@ -109,14 +109,11 @@ def test_gpu_shapes_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     *table, last = capsys.readouterr().out.splitlines()
     figures = json.loads(last)
     pair, exits = (figures["models"][name] for name in models)
-    assert (
-        figures["ok"]
-        and figures["scale"] == 64
-        and 0 < pair["preverify_share"] < 1
-        and set(pair["v"]) == {"2", "5", "9"}
-    )
-    assert pair["c"] == pytest.approx(pair["draft_ms"] / pair["target_ms"]) and exits["exits"] == [1, 2]
-    assert exits["wall"] > 1 and 0 < exits["state_share"] < 1
+    assert figures["ok"] and figures["scale"] == 64
+    assert set(pair["v"]) == {"2", "5", "9"} and 0 < pair["preverify_share"] < 1
+    assert pair["c"] == pytest.approx(pair["draft_ms"] / pair["target_ms"])
+    assert exits["wall"] == pytest.approx(exits["whole_ms"] / exits["draft_ms"])
+    assert exits["exits"] == [1, 2] and 0 < exits["state_share"] < 1
     text = "\n".join(table)
     assert "about 2.1 (DeepSeek-Coder 1.3B → 33B) [summary]" in text and "less than 0.01" in text
     assert "float32, shapes over 64" in text and text.count("2–6.9") == 2

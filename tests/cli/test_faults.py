@@ -223,9 +223,9 @@ def test_what_a_killed_library_leaves_is_no_output(tmp_path: Path) -> None:
     ],
 )
 def test_system_errors_of_files_are_one_line(error: OSError, said: str | None) -> None:
-    told = files.file_error(error)
-    assert (told is None) == (said is None) and (said is None or said in str(told))
-    assert told is None or isinstance(told, ArtifactError)
+    with pytest.raises(type(error) if said is None else ArtifactError) as caught, files.file_errors():
+        raise error
+    assert said is None or (said in str(caught.value) and "\n" not in str(caught.value))
 
 
 def test_records_of_faults_are_json(target: Path) -> None:

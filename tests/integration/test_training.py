@@ -33,6 +33,7 @@ from pacer.models.checkpoint import save_checkpoint
 from pacer.models.draft import TrainableDraft, load_draft
 from pacer.models.preverifier import Preverifier, load_preverifier
 from pacer.models.stack import Stack
+from pacer.progress import progress
 from pacer.settings import (
     CostSettings,
     DraftSettings,
@@ -183,14 +184,21 @@ def test_what_a_training_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole lines off a terminal: steps, time left, the last validation; a run that goes on counts what was done."""
+    began: list[int] = []
+
+    def noting(*given: Any, initial: int) -> Any:
+        began.append(initial)
+        return progress(*given, initial=initial)
+
     monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("pacer.training.shown.progress", noting)
     with pytest.raises(Killed):
         scripted(tmp_path, SCORES, {"step 7": kill})
     capsys.readouterr()
     scripted(tmp_path, SCORES, max_minutes=5)
     said = capsys.readouterr().err
     lines = [line for line in said.splitlines() if line.startswith("training, at most 5 min: ")]
-    assert "\r" not in said and not any(" 1/9 step" in line for line in lines)
+    assert "\r" not in said and began == [0, 6]  # the rate is of the steps made since
     assert " 9/9 step [" in lines[-1] and lines[-1].endswith(", val/score 4]")
 
 

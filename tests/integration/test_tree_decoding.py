@@ -206,9 +206,7 @@ def test_nothing_behind_a_stop_id_is_accepted() -> None:
 
 VOCAB = 5
 TABLE = random_table(VOCAB, 1)
-STACK, CLOSE, FAR = (
-    Stack(table_model(t)) for t in (TABLE, TABLE + random_table(VOCAB, 2, 0.7), random_table(VOCAB, 3, 2.0))
-)
+STACK, FAR = Stack(table_model(TABLE)), Stack(table_model(random_table(VOCAB, 3, 2.0)))
 CLOSE_Q, FAR_Q = (TABLE + random_table(VOCAB, 2, 0.7)).softmax(-1), random_table(VOCAB, 3, 2.0).softmax(-1)
 DRAWS, BATCH = 2000, 500
 SMALL = [-1, -1, -1, 0, 1, 1, 5]
@@ -309,10 +307,21 @@ def test_a_tree_that_an_earlier_verifier_reads(bonus: bool, batch: int, slots: i
     assert all(len(line["emitted"]) <= line["accepted"] + 1 for line in inner)
 
 
-@pytest.mark.parametrize(("kind", "bonus"), [("certain", True), ("certain", False), ("independent", True)])
-def test_two_verifiers_of_a_tree_keep_the_joint_distribution(kind: str, bonus: bool) -> None:
+def _behind(row: Row) -> Nodes:
+    """A branch of the likeliest tokens behind a first child that is hardly ever right."""
+    best = FAR_Q.argmax(-1).tolist()
+    first = best[row.committed[-1]]
+    return [int(FAR_Q[row.committed[-1]].argmin()), first, best[first]], [-1, -1, 1], None
+
+
+@pytest.mark.parametrize(
+    ("grow", "bonus"),
+    [(_behind, True), (drawn(SMALL, FAR_Q, "certain"), False), (drawn(SMALL, FAR_Q, "independent"), True)],
+    ids=["behind another", "certain", "independent"],
+)
+def test_two_verifiers_of_a_tree_keep_the_joint_distribution(grow: Callable[[Row], Nodes], bonus: bool) -> None:
     """L17: the second test uses what the buffer is distributed as, row by row of the accepted branch."""
-    decoder = _staged(drawn(SMALL, FAR_Q, kind), STACK, FAR, WARM, bonus)
+    decoder = _staged(grow, STACK, FAR, WARM, bonus)
     results = generate(decoder, _many(5), BATCH)
     assert chi_square(_joint(results, 3), _law(3).tolist()) > ALPHA
 
