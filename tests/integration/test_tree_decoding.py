@@ -206,7 +206,7 @@ def test_nothing_behind_a_stop_id_is_accepted() -> None:
 
 VOCAB = 5
 TABLE = random_table(VOCAB, 1)
-STACK, FAR = Stack(table_model(TABLE)), Stack(table_model(random_table(VOCAB, 3, 2.0)))
+STACK, CLOSE = Stack(table_model(TABLE)), Stack(table_model(TABLE + random_table(VOCAB, 2, 0.7)))
 CLOSE_Q, FAR_Q = (TABLE + random_table(VOCAB, 2, 0.7)).softmax(-1), random_table(VOCAB, 3, 2.0).softmax(-1)
 DRAWS, BATCH = 2000, 500
 SMALL = [-1, -1, -1, 0, 1, 1, 5]
@@ -309,9 +309,9 @@ def test_a_tree_that_an_earlier_verifier_reads(bonus: bool, batch: int, slots: i
 
 def _behind(row: Row) -> Nodes:
     """A branch of the likeliest tokens behind a first child that is hardly ever right."""
-    best = FAR_Q.argmax(-1).tolist()
+    best = CLOSE_Q.argmax(-1).tolist()
     first = best[row.committed[-1]]
-    return [int(FAR_Q[row.committed[-1]].argmin()), first, best[first]], [-1, -1, 1], None
+    return [int(CLOSE_Q[row.committed[-1]].argmin()), first, best[first]], [-1, -1, 1], None
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def _behind(row: Row) -> Nodes:
 )
 def test_two_verifiers_of_a_tree_keep_the_joint_distribution(grow: Callable[[Row], Nodes], bonus: bool) -> None:
     """L17: the second test uses what the buffer is distributed as, row by row of the accepted branch."""
-    decoder = _staged(grow, STACK, FAR, WARM, bonus)
+    decoder = _staged(grow, STACK, CLOSE, WARM, bonus)
     results = generate(decoder, _many(5), BATCH)
     assert chi_square(_joint(results, 3), _law(3).tolist()) > ALPHA
 
