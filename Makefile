@@ -2,16 +2,17 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 JOBS ?= 2
+MARK = not long
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint clean distclean sandbox browser slurm
+.PHONY: help setup demo test test-all lint clean distclean sandbox browser slurm
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 	@echo "Variables: PACER_DATA=folder of real data, PACER_CACHE=models and stages, PYTHON=python3,"
 	@echo "           PIP_ARGS=options for pip install, TESTS=what make test runs,"
 	@echo "           JOBS=processes it runs them in"
@@ -23,7 +24,10 @@ demo: setup  ## the main job on the samples in data/: train, measure, table and 
 	$(BIN)/python -m pacer.evaluate +experiment=pacer/demo
 
 test: setup browser slurm  ## run all tests (PACER_DATA: those on real data too)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(or $(TESTS),tests)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "$(MARK)" $(or $(TESTS),tests)
+
+test-all: MARK =
+test-all: test  ## the long ones too: minutes each
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .

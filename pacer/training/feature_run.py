@@ -62,18 +62,18 @@ def card(feature: FeatureSettings, extra: dict[str, Any]) -> str:
     lines = "\n".join(f"- {name}: {value:.4f}" for name, value in sorted(extra["validation"].items()))
     rows = "a trained copy of the target's head rows" if feature.head == "trained" else "the target's own head rows"
     began = "" if feature.layer is None else f", which began as the target's layer {feature.layer}"
-    own, kl = extra["feature_draft"], extra["trainer"]["kl_weight"]
+    own, trainer = extra["feature_draft"], extra["trainer"]
     how = "the next token of those texts"
-    if kl:
-        k = extra["trainer"]["teacher_top_k"]
+    if kl := trainer["kl_weight"]:
+        k = trainer["teacher_top_k"]
         how = f"the target's predictions (its top {k} ids; divergence {kl:g}, its choice {1 - kl:g} of that loss)"
     return (
         "# Drafter fed by the target\n\n"
         f"One decoder layer{began} and its norm, on the target's last state and the embedding of the token it "
         f"produced; {rows} of {extra['head_size']} ids. The target stays as it is, and none of it is in the file.\n\n"
-        f"Taught by {extra['texts']} of the target's greedy texts ({extra['tokens']} tokens), {extra['steps']} "
-        f"optimiser steps: {how}, and the target's features with weight {own['regression']:g}; drafts of "
-        f"{own['steps']} tokens, noise {own['noise']:g}.\n\n"
+        f"Taught from {extra['texts']} of the target's greedy texts ({extra['tokens']} tokens) in {extra['steps']} "
+        f"optimiser steps of up to {trainer['tokens_per_batch'] * trainer['accumulate']} tokens: {how}, and the target's "
+        f"features with weight {own['regression']:g}; drafts of {own['steps']} tokens, noise {own['noise']:g}.\n\n"
         f"Made by:\n\n    {extra['command']}\n\n"
         "Validation on unseen texts. agree_K: greedy agreement of a draft's K-th token with the text, given that all "
         f"before it agreed; length: mean accepted length of drafts of {JUDGED} tokens, from each output token on and "

@@ -40,7 +40,7 @@ def test_every_hub_model_and_family_has_a_likeness() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(name, marks=[] if name in FAST else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in FAST else pytest.mark.long)
         for name in (next(c for c in [*FAST, *CONFIGS] if twin_of(c) == twin) for twin in TWINS)
     ],
 )

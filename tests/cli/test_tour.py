@@ -24,7 +24,7 @@ def tour(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_step_is_done_and_timed(tmp_path: Path) -> None:
     done = tour(tmp_path, sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr

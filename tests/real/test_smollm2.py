@@ -16,6 +16,8 @@ from pacer.data.corpus import Text
 from pacer.data.labels import simulate
 from pacer.data.prompts import encode, load_prompts
 from pacer.decoding.request import Request
+from pacer.models.feature import load_feature
+from pacer.models.feature_stack import FeatureStack
 from pacer.models.preverifier import Preverifier
 from pacer.settings import LabelSettings, PreverifierSettings, SamplingSettings
 
@@ -31,6 +33,7 @@ def _models(folder: Path) -> Models:
     settings = replace(settings, dtype="float32", target=target)
     models = load_target(settings, Path("unused"))
     models.draft = load_draft_model(settings, models, Path("unused"))
+    models.feature = FeatureStack(load_feature(checkpoint_folder(str(settings.feature.source)), models.target))
     torch.manual_seed(0)
     models.preverifier = Preverifier(models.draft, PreverifierSettings(gamma_max=8)).eval().requires_grad_(False)
     return models
@@ -55,17 +58,18 @@ def _reference(folder: Path) -> dict[str, list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("arm", ["ar", "sd gamma=4", "pacer b=2 t0=0.3 rho=1.1"])
+@pytest.mark.parametrize("arm", ["ar", "sd gamma=4", "pacer b=2 t0=0.3 rho=1.1", "feature gamma=3"])
 def test_greedy_output_is_the_models_own(smollm2: Path, arm: str) -> None:
     models = _models(smollm2)
     results = make_decoder(method_settings(arm), models, GREEDY).generate(_requests(models))
     assert {r.request.id: r.ids for r in results} == _reference(smollm2)
 
 
-def test_the_packaged_draft_agrees_with_the_model(smollm2: Path) -> None:
+@pytest.mark.parametrize("arm", ["sd gamma=2", "feature gamma=2"])
+def test_the_packaged_draft_agrees_with_the_model(smollm2: Path, arm: str) -> None:
     models = _models(smollm2)
     assert models.draft is not None and models.draft.n_layers < models.target.n_layers
-    results = make_decoder(method_settings("sd gamma=2"), models, GREEDY).generate(_requests(models))
+    results = make_decoder(method_settings(arm), models, GREEDY).generate(_requests(models))
     lines = [line for result in results for line in result.rounds[1:]]
     first = [bool(line["accepted"][0]) for line in lines if line["drafted"]]  # type: ignore[index]
     assert sum(first) / len(first) > 0.15, "the first drafted token of a round; a random draft has 0.0"
@@ -88,7 +92,8 @@ def test_simulated_rounds_are_what_decoding_does(smollm2: Path) -> None:
             assert line["accepted"] == [min(int(accepted), len(drafted))]
 
 
-def test_the_packaged_checkpoint_is_small_and_has_a_card(smollm2: Path) -> None:
-    folder = checkpoint_folder("packaged:smollm2-copy4")
+@pytest.mark.parametrize("name", ["smollm2-copy4", "smollm2-feature"])
+def test_the_packaged_checkpoint_is_small_and_has_a_card(smollm2: Path, name: str) -> None:
+    folder = checkpoint_folder(f"packaged:{name}")
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 30e6
     assert "Made by" in (folder / "README.md").read_text()
