@@ -34,7 +34,10 @@ RANGES: dict[str, Range] = {
         f"{part}.{key}": allowed
         for part in ("preverifier", *HEADS)
         for key, allowed in {
-            "depth": Range(0, 4), "width": _SIZE, "gamma_max": _SIZE, "reject_weight": _POSITIVE,
+            "depth": Range(0, 4),
+            "width": _SIZE,
+            "gamma_max": _SIZE,
+            "reject_weight": _POSITIVE,
         }.items()
     },
     "sampling.temperature": _COUNT,

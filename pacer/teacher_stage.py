@@ -58,7 +58,6 @@ def _label(stage: Stage, target: Stack, texts: Sequence[Text], shard: Shard) -> 
     about = {name: stage.key[name] for name in ("target", "dtype", "k")}
     with progress(sum(tokens), "teacher", "token", initial=sum(tokens) - sum(tokens[i] for i in missing)) as bar:
 
-
         def make(index: int) -> Callable[[Path], None]:
             found = predict(target, [[*t.prompt_ids, *t.output_ids] for t in shards[index]], k)
             bar.update(tokens[index])

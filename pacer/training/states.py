@@ -97,7 +97,6 @@ def _write(stage: Stage, draft: Stack, pairs: Sequence[Pair]) -> None:
         )  # fmt: skip
     with progress(len(pairs), "draft states", "text", initial=len(pairs) - sum(len(shards[i]) for i in missing)) as bar:
 
-
         def make(number: int) -> Callable[[Path], None]:
             found = {}
             for i, pair in enumerate(shards[number]):

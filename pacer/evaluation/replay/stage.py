@@ -86,7 +86,6 @@ def _build(models: Models, texts: Sequence[Text], budget: int, gamma: int, tail:
     missing = stage.missing(len(shards), ".npz")
     with progress(len(texts), "table", "text", initial=len(texts) - sum(len(shards[i]) for i in missing)) as bar:
 
-
         def make(index: int) -> Callable[[Path], None]:
             tables = []
             for text in shards[index]:
