@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import asdict, replace
 
-from pacer import evaluate
-from pacer.app import run_folder, verb, with_settings
+from pacer.app import run_folder, verb
 from pacer.arms import overrides
 from pacer.artifacts import write_json
+from pacer.evaluate import measured
 from pacer.settings import Settings
 
 
@@ -27,8 +26,7 @@ def main(settings: Settings) -> None:
     arms = confirmed(found, settings.advise.measured)
     wanted = replace(settings.benchmark, arms=arms, split="report", limit=settings.advise.prompts, score=False)
     measuring = replace(settings, benchmark=wanted)
-    with_settings(evaluate.main)(measuring)
-    overall = json.loads((run_folder(measuring, "evaluate") / "results.json").read_text())["overall"]
+    overall = measured(measuring)[1]["overall"]
     arm, sure = best(overall)
     print("\n" + report(found, overall))
     folder = run_folder(settings, "advise")

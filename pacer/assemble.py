@@ -52,14 +52,13 @@ class Models:
     block: int | None = None  # tokens to a block of paged memory
     exit_kind: str = "shared"  # of methods that name none
     exit_layers: Sequence[int] = ()  # likewise
-    # pre-verifiers on an exit's states: kind, layers below, layers below the exit that accepts (None: the target)
-    exit_judges: dict[tuple[str, int, int | None], Judge] = field(default_factory=dict)
     feature: FeatureStack | None = None  # fed by the target; None where no method drafts with it
-    feature_judges: dict[str, Judge] = field(default_factory=dict)  # pre-verifier and heads on its states, by name
     judge: Stack | None = None  # what accepts the draft's tokens in simulated rounds; None: the target
-    # acceptance heads by name, and where they are; on an exit's states also by what names a pre-verifier there
-    heads: dict[tuple[str | int | None, ...], Judge] = field(default_factory=dict)
-    head_folders: dict[str, Path] = field(default_factory=dict)
+    # what reads a drafter's states, by its name ("preverifier", or of HEADS) and the drafter: nothing more for the
+    # draft model (whose pre-verifier is below), "feature", or of an exit its kind, the layers below it and those below
+    # the exit that accepts (None: the target)
+    judges: dict[tuple[str | int | None, ...], Judge] = field(default_factory=dict)
+    head_folders: dict[str, Path] = field(default_factory=dict)  # of acceptance heads on the draft model, by name
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
     tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
@@ -159,7 +158,7 @@ def attach_head(models: Models, name: str, folder: Path) -> None:
     """Load an acceptance head (`pacer.choices.HEADS`) for the models' pair."""
     assert models.draft is not None, "the draft comes first"
     module, _ = load_preverifier(folder, models.target, models.draft)
-    models.heads[(name,)], models.head_folders[name] = (module, None), folder
+    models.judges[(name,)], models.head_folders[name] = (module, None), folder
 
 
 def make_controller(method: MethodSettings, models: Models) -> Controller | None:
@@ -170,7 +169,7 @@ def make_controller(method: MethodSettings, models: Models) -> Controller | None
 def parts(models: Models, method: MethodSettings) -> dict[str, Any]:
     """What rules and drafters may need, by name (`pacer.rules.PARTS`); None: it is not there."""
     judge = None if models.preverifier is None else (models.preverifier, models.tuned)
-    heads = {name: models.heads.get((name,)) for name in HEADS}
+    heads = {name: models.judges.get((name,)) for name in HEADS}
     return {"preverifier": judge, "draft": models.draft, "prices": models.prices.get(price_key(method)), **heads}
 
 

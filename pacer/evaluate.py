@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from pacer.app import run_folder, verb
+from pacer.app import run_folder, verb, with_settings
 from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.artifacts import provenance, write_atomic, write_json
 from pacer.errors import ConfigError, UnsupportedError
@@ -53,6 +53,14 @@ def main(settings: Settings) -> None:
         _measured(settings, folder, shard, benchmarks, arms, models)
 
 
+def measured(settings: Settings) -> tuple[Path, dict[str, Any]]:
+    """Measure, or go on where it stopped, by settings that are loaded already; the run's folder and results."""
+    with_settings(main)(settings)
+    folder = run_folder(settings, "evaluate")
+    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return folder, results
+
+
 def _settings_text(settings: Settings) -> str:
     return OmegaConf.to_yaml(OmegaConf.structured(replace(settings, shard=ShardSettings())))
 
@@ -81,6 +89,7 @@ def _same_parts(folder: Path, models: Models) -> None:
     Raises:
         ConfigError: the folder holds measurements of another draft, pre-verifier or tuning.
     """
+    from pacer.feature_methods import FEATURE_DRAFTER
     from pacer.models.checkpoint import digest, identity
 
     trained = models.preverifier_folder
@@ -91,7 +100,11 @@ def _same_parts(folder: Path, models: Models) -> None:
         "heads": {name: sha256(head / "model.safetensors") for name, head in models.head_folders.items()},
         "feature": digest(models.feature.draft.parameters()) if models.feature else None,
         **({"prices": models.prices} if models.prices else {}),
-        "on_feature": {name: digest(head.parameters()) for name, (head, _) in models.feature_judges.items()},
+        "on_feature": {
+            str(key[0]): digest(judge.parameters())
+            for key, (judge, _) in models.judges.items()
+            if key[1:] == (FEATURE_DRAFTER,)
+        },
     }  # fmt: skip
     path = folder / "parts.json"
     if path.is_file() and any(folder.glob("trace*.jsonl")) and json.loads(path.read_text()) != parts:

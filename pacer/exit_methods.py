@@ -59,8 +59,8 @@ def exit_decoder(method: MethodSettings, models: Models, sampling: SamplingSetti
     ladder = Ladder(target, (*depths, target.n_layers), adapters, models.block)
     exits = [ExitStack(target, head) for head in heads]
     accepts = [*depths[1:], None]  # who accepts what each exit writes
-    judges = [models.exit_judges.get((kind, *pair)) for pair in zip(depths, accepts, strict=True)]
-    own = {name: models.heads.get((name, kind, depths[0], accepts[0])) for name in HEADS}
+    judges = [models.judges.get(("preverifier", kind, *pair)) for pair in zip(depths, accepts, strict=True)]
+    own = {name: models.judges.get((name, kind, depths[0], accepts[0])) for name in HEADS}
     prices = models.prices.get(price_key(method))
     controller = draft_rule(method.name, method.controller, {"preverifier": judges[0], "prices": prices, **own})
     if controller is None:

@@ -18,6 +18,7 @@ from pacer.models.checkpoint import digest
 from pacer.models.exit_stack import ExitStack
 from pacer.models.exits import ExitHead, check_layers, check_wanted, load_exits, reduced_ids, shared_exits
 from pacer.models.preverifier import load_preverifier, tuned_values
+from pacer.rules import Judge
 from pacer.settings import ExitSettings, MethodSettings, Settings
 from pacer.train_stage import train_once, trainer_key
 
@@ -40,26 +41,32 @@ def attach_judges(settings: Settings, models: Models, methods: Sequence[MethodSe
 
     To a pre-verifier an exit is a draft model, and what accepts its tokens another exit or the target.
     """
-    from pacer.stages import preverifier_checkpoint
-
     wanted = [
         (part, *judge)
         for part in ("preverifier", *HEADS)
         for judge in sorted(wanted_judges(methods, settings.model.exits, part), key=str)
     ]
     for part, kind, layer, by in wanted:
-        own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
         exits = {at: ExitStack(models.target, models.exits[kind, at]) for at in (layer, by) if at is not None}
         pair = replace(models, draft=exits[layer], judge=None if by is None else exits[by])
         weights = {at: digest([w for w in exit.exit.parameters()] or [exit.norm.weight]) for at, exit in exits.items()}
         # not of the dtype: what rounding changes in an exit's words is no reason to label and train anew
         key = stable_hash([kind, layer, by, weights, asdict(settings.model.target)])
-        folder = preverifier_checkpoint(own, pair, key, part)
-        judge = (load_preverifier(folder, models.target, exits[layer])[0], tuned_values(folder))
-        if part in HEADS:
-            models.heads[part, kind, layer, by] = judge
-        else:
-            models.exit_judges[kind, layer, by] = judge
+        models.judges[part, kind, layer, by] = judge_on(settings, pair, key, part)
+
+
+def judge_on(settings: Settings, pair: Models, key: str, part: str) -> Judge:
+    """What reads the states of ``pair.draft``, which is no draft model: trained by these settings where it is missing.
+
+    Args:
+        key: a hash of what drafts and what accepts. part: "preverifier", or an acceptance head (`pacer.choices.HEADS`).
+    """
+    from pacer.stages import preverifier_checkpoint
+
+    assert pair.draft is not None
+    own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
+    folder = preverifier_checkpoint(own, pair, key, part)
+    return load_preverifier(folder, pair.target, pair.draft)[0], tuned_values(folder)
 
 
 def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dict[int, ExitHead]:

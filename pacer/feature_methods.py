@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pacer.choices import HEADS
 from pacer.decoding.build import speculative
 from pacer.decoding.drafters.feature import FeatureDrafter
 from pacer.decoding.lane import Lane
@@ -28,7 +29,8 @@ def feature_decoder(method: MethodSettings, models: Models, sampling: SamplingSe
     if stack is None:
         raise UnsupportedError(f"method {method.name} needs a drafter fed by the target", remedy="set model.feature")
     reader = Lane(target, block=block)
-    parts = {**models.feature_judges, "draft": stack, "prices": models.prices.get(price_key(method))}
+    judges = {name: models.judges.get((name, FEATURE_DRAFTER)) for name in ("preverifier", *HEADS)}
+    parts = {**judges, "draft": stack, "prices": models.prices.get(price_key(method))}
     controller = draft_rule(method.name, method.controller, parts)
     if controller is None:
         return Decoder(target, None, sampling, models.text, reader, shares_prefixes=block is not None)

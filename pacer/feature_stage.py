@@ -12,12 +12,11 @@ from pacer.artifacts import Stage
 from pacer.assemble import Models, checkpoint_folder, load_target, needed_ids
 from pacer.choices import HEADS
 from pacer.data.corpus import Text
-from pacer.exit_stage import trained_stage
+from pacer.exit_stage import judge_on, trained_stage
 from pacer.feature_methods import FEATURE_DRAFTER
 from pacer.files import sha256, stable_hash
 from pacer.models.feature import load_feature
 from pacer.models.feature_stack import FeatureStack
-from pacer.models.preverifier import load_preverifier, tuned_values
 from pacer.rules import needed_by
 from pacer.settings import MethodSettings, Settings
 from pacer.train_stage import trainer_key
@@ -30,8 +29,6 @@ def attach_feature(settings: Settings, models: Models, methods: Sequence[MethodS
 
     The drafter is the one that is named, else one trained by these settings. To a pre-verifier it is a draft model.
     """
-    from pacer.stages import preverifier_checkpoint
-
     drafting = [method for method in methods if method.drafter == FEATURE_DRAFTER]
     if not drafting:
         return
@@ -40,10 +37,8 @@ def attach_feature(settings: Settings, models: Models, methods: Sequence[MethodS
     key = stable_hash([sha256(folder / "model.safetensors"), asdict(settings.model.target)])
     for part in ("preverifier", *HEADS):
         if any(part in needed_by(method.controller) for method in drafting):
-            own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
-            made = preverifier_checkpoint(own, replace(models, draft=models.feature), key, part)
-            module, _ = load_preverifier(made, models.target, models.feature)
-            models.feature_judges[part] = (module, tuned_values(made))
+            pair = replace(models, draft=models.feature)
+            models.judges[part, FEATURE_DRAFTER] = judge_on(settings, pair, key, part)
 
 
 def feature_checkpoint(settings: Settings, models: Models | None = None) -> Path:

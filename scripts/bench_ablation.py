@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pacer import evaluate
-from pacer.app import load_settings, program, run_folder, with_settings
+from pacer.app import load_settings, program
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
+from pacer.evaluate import measured
 from pacer.evaluation.profiler import profile
 from pacer.evaluation.replay import rules
 from pacer.evaluation.replay.costs import Prices, from_points
@@ -59,9 +59,8 @@ def main(arguments: list[str]) -> int:
         context = max(1, round(float(table.start.mean())))
         points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=5))
         predicted = predictions(table, from_points(points, context, tuning.costs.rest), models.tuned or {}, arms)
-    with_settings(evaluate.main)(settings)
-    folder = run_folder(settings, "evaluate")
-    overall = {row["arm"]: row for row in json.loads((folder / "results.json").read_text())["overall"]}
+    folder, results = measured(settings)
+    overall = {row["arm"]: row for row in results["overall"]}
     rows = [
         {"arm": name, "predicted": predicted.get(name), **{k: overall[name][k] for k in SPEED}}
         for name in arms

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pacer import evaluate
-from pacer.app import load_settings, program, run_folder, with_settings
+from pacer.app import load_settings, program
 from pacer.artifacts import write_json
+from pacer.evaluate import measured
 from pacer.settings import Settings
 
 # What is tried of each family; the first is its published or default setting.
@@ -50,12 +50,8 @@ FIGURES = (
 )  # fmt: skip
 
 
-def measured(settings: Settings, arms: Sequence[str], **benchmark: Any) -> dict[str, Any]:
-    """The results of `pacer.evaluate` with these arms; goes on where it stopped."""
-    wanted = replace(settings, benchmark=replace(settings.benchmark, arms=list(dict.fromkeys(arms)), **benchmark))
-    with_settings(evaluate.main)(wanted)
-    found: dict[str, Any] = json.loads((run_folder(wanted, "evaluate") / "results.json").read_text())
-    return found
+def with_arms(settings: Settings, arms: Sequence[str], **benchmark: Any) -> Settings:
+    return replace(settings, benchmark=replace(settings.benchmark, arms=list(dict.fromkeys(arms)), **benchmark))
 
 
 def tuned(families: Mapping[str, Sequence[str]], overall: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -84,20 +80,19 @@ def main(words: list[str]) -> int:
     settings = load_settings(words)
     minutes = settings.benchmark.minutes or 60.0
     candidates = ["ar", *(arm for arms in FAMILIES.values() for arm in arms)]
-    tuning = measured(
+    _, tuning = measured(with_arms(
         settings, candidates, split="tune", limit=TUNING_PROMPTS, score=False, minutes=TUNING_SHARE * minutes,
         max_new_tokens=min(TUNING_TOKENS, settings.benchmark.max_new_tokens),
-    )  # fmt: skip
+    ))  # fmt: skip
     chosen = {"ar": "ar", **tuned(FAMILIES, tuning["overall"])}
-    results = measured(settings, list(chosen.values()), split="report", minutes=(1 - TUNING_SHARE) * minutes)
+    last = with_arms(settings, list(chosen.values()), split="report", minutes=(1 - TUNING_SHARE) * minutes)
+    folder, results = measured(last)
     rows = ranked(chosen, results)
     figures = [
         {"arm": r["arm"], "benchmark": r["benchmark"], **{key: r[key] for key in FIGURES}} for r in results["rows"]
     ]
-    wanted = replace(settings, benchmark=replace(settings.benchmark, arms=list(chosen.values()), split="report"))
-    path = run_folder(wanted, "evaluate") / "bench_all.json"
     found = {"ranks": rows, "chosen": chosen, "tuning": tuning["overall"], "rows": figures}
-    write_json(path, {**found, "definitions": results["definitions"]})
+    path = write_json(folder / "bench_all.json", {**found, "definitions": results["definitions"]})
     return report(found, str(path))
 
 

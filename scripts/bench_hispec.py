@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pacer import evaluate
-from pacer.app import load_settings, program, run_folder, with_settings
+from pacer.app import load_settings, program
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import make_decoder
 from pacer.decoding.ladder import Rung
+from pacer.evaluate import measured
 from pacer.evaluation.cascade.costs import from_points
 from pacer.evaluation.cascade.search import OVERALL, chosen
 from pacer.evaluation.cascade.walk import Cascade
@@ -103,12 +103,10 @@ def main(words: list[str]) -> int:
     best, pays = tuned(settings)
     arms = arms_of(best)
     listed = ",".join(f'"{arm}"' for arm in dict.fromkeys(arms.values()))
-    measured = load_settings([*words, f"benchmark.arms=[{listed}]"])
-    folder = run_folder(measured, "evaluate")
-    with_settings(evaluate.main)(measured)
-    results = json.loads((folder / "results.json").read_text())
+    wanted = load_settings([*words, f"benchmark.arms=[{listed}]"])
+    folder, results = measured(wanted)
     found = figures_of(arms, results, group_requests(load_trace(folder / "trace.jsonl")))
-    found |= {"extra_memory": extra_memory(measured, arms["hispec"])}
+    found |= {"extra_memory": extra_memory(wanted, arms["hispec"])}
     found |= {"tuned": best, "where_it_pays": [{key: p[key] for key in ("name", "exits", "points")} for p in pays]}
     pays_map(pays, folder / "plots" / "where_it_pays", command=command_line())
     path = write_json(folder / "bench_hispec.json", {**found, "maps": pays})

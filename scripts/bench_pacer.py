@@ -13,11 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pacer import evaluate, replay
+from pacer import replay
 from pacer.app import load_settings, program, run_folder, with_settings
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models
+from pacer.evaluate import measured
 from pacer.evaluation.metrics import group_requests, load_trace
 from pacer.evaluation.profiler import Point, profile
 from pacer.evaluation.replay.compare import ar_texts
@@ -92,10 +93,9 @@ def measure_pair(pair: str, words: Sequence[str]) -> dict[str, Any]:
     folder = run_folder(settings, "evaluate")
     models = build(settings, [method_settings("pacer")])
     points = kept(folder / "profiles.json", "before", models)
-    with_settings(evaluate.main)(settings)
+    results = measured(settings)[1]
     points += kept(folder / "profiles.json", "after", models)
     lines = load_trace(folder / "trace.jsonl")
-    results = json.loads((folder / "results.json").read_text())
     rows = {(row["arm"], row["benchmark"]): row for row in results["rows"]}
     groups, ms = group_requests(lines), medians(points)
     benchmarks = list(dict.fromkeys(b for _, b in rows))

@@ -13,22 +13,12 @@ from torch import Tensor
 from pacer.decoding.lane import Lane, padded
 from pacer.decoding.propose import Draft
 from pacer.decoding.request import Row
-from pacer.decoding.tree import Tree, lineages
+from pacer.decoding.tree import lineages
 from pacer.decoding.verdict import Verdict
 from pacer.decoding.verifier import Verifier
 from pacer.models.copying import Copied, copied_last, token_of
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
-
-
-class DraftLane(Lane):
-    """Reads ids of the target's that are none of the draft's, too: a padded one is never emitted."""
-
-    def feed_ids(
-        self, ids: Tensor, counts: Sequence[int], rows: Sequence[int] | None = None, tree: Tree | None = None
-    ) -> Tensor:
-        assert isinstance(self.stack, Stack)
-        return super().feed_ids(ids.clamp_max(self.stack.vocab_size - 1), counts, rows, tree)
 
 
 class DraftVerifier(Verifier):
@@ -41,7 +31,7 @@ class DraftVerifier(Verifier):
     phase = "draft"
 
     def __init__(self, stack: Stack, vocab_size: int, sampling: SamplingSettings, block: int | None = None) -> None:
-        lane = DraftLane(stack, block=block)
+        lane = Lane(stack, block=block)
         super().__init__(lane, stack.readout, sampling, vocab_size, stack.device, stack.head_ids)
         assert self.greedy or stack.copying is None, "a copied id has no row in the distributions"
         self.stack = stack

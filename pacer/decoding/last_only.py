@@ -15,11 +15,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pacer.decoding.distributions import penalised, probabilities, seen_before, spread
-from pacer.decoding.propose import Draft, Proposes, is_stop
+from pacer.decoding.distributions import probabilities, seen_before, spread
+from pacer.decoding.propose import Draft, Proposes
 from pacer.decoding.request import Row
-from pacer.decoding.uniforms import ACCEPT, NEXT, uniforms
-from pacer.decoding.verifier import Verdict, Verifier, read_verdict
+from pacer.decoding.verifier import Verdict, Verifier, chain_counts, read_verdict
 from pacer.decoding.verify import leading, verify, verify_greedy
 from pacer.errors import UnsupportedError
 
@@ -45,15 +44,13 @@ class LastOnly(Verifier):
         if g == 0:
             verdict = super().judge(rows, draft, self.readout(logits), stop_ids, seen, choices)
             return replace(verdict, unchecked=[0] * len(rows))
-        counts = torch.tensor(draft.counts, device=logits.device)
-        counts = torch.minimum(counts, leading(~is_stop(draft.tokens, stop_ids)) + 1)
+        counts = chain_counts(draft, stop_ids)
         last, checked = (counts - 1).clamp_min(0), counts.clamp_max(1)
         after = torch.stack([last, (last + 1).clamp_max(g)], 1)  # (B, 2) what is read out: before and after the token
         answers = self.readout(logits.gather(1, after[..., None].expand(-1, -1, logits.shape[2])))
         if seen is not None:
             before = seen_before(seen, draft.tokens).gather(1, after[..., None].expand(-1, -1, seen.shape[1]))
-            before = before if self.head_ids is None else before[..., self.head_ids]
-            answers = penalised(answers, before, self.sampling.repetition_penalty)
+            answers = self._penalised(answers, before)
         top, argmax = answers.max(-1)
         finite = torch.isfinite(top) | (torch.arange(2, device=top.device) > checked[:, None])
         bad = torch.where(finite.all(1), -1, last + leading(finite))
@@ -70,15 +67,12 @@ class LastOnly(Verifier):
         self, rows: Sequence[Row], draft: Draft, answers: Tensor, token: Tensor, last: Tensor, checked: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Speculative sampling on one token: accepted (0 or 1) and the next token, ``(B,)`` each."""
-        keys = torch.tensor([[row.key, row.rounds] for row in rows], device=token.device)
-        places = torch.arange(draft.tokens.shape[1], device=token.device)
-        accept = uniforms(keys[:, 0], keys[:, 1], places, ACCEPT).gather(1, last[:, None])
-        chance = uniforms(keys[:, 0], keys[:, 1], places[:1], NEXT).squeeze(1)
+        accept, chance = self._uniforms(rows, draft.tokens.shape[1], token.device)
         p = spread(probabilities(answers, self.sampling), self.head_ids, self.vocab_size)
         q = draft.probs
         if q is not None:
             q = q.gather(1, last[:, None, None].expand(-1, 1, q.shape[2]))
-        return verify(p, q, token, checked, accept, chance)
+        return verify(p, q, token, checked, accept.gather(1, last[:, None]), chance)
 
 
 def check_last_only(proposer: Proposes) -> None:

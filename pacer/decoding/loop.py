@@ -17,7 +17,7 @@ from pacer.decoding.distributions import check_sampling
 from pacer.decoding.lane import Lane, Reader
 from pacer.decoding.last_only import LastOnly, check_last_only
 from pacer.decoding.propose import KEEP, Draft, Proposes, no_draft, take
-from pacer.decoding.request import Request, Result, Row
+from pacer.decoding.request import Request, Result, Row, common
 from pacer.decoding.trace import round_line
 from pacer.decoding.uniforms import request_key
 from pacer.decoding.verdict import Verdict
@@ -179,10 +179,10 @@ class Decoder:
             for j, other in enumerate(rows):
                 if j == i:
                     continue
-                common = _common(rows[i].request.prompt_ids[:-1], other.request.prompt_ids)
-                best = max(best, (min(common, lengths[j]), j))
+                same = common(rows[i].request.prompt_ids[:-1], other.request.prompt_ids)
+                best = max(best, (min(same, lengths[j]), j))
                 if j < i and j in chosen and j not in waiting:
-                    soon = max(soon, common)
+                    soon = max(soon, same)
             if soon > best[0]:
                 waiting.append(i)
             elif best[0] > 0 and lengths[i] == 0:
@@ -263,9 +263,3 @@ class Decoder:
             if on_commit is not None:
                 on_commit(row, line)
         self.clock.start()
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first items are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -94,3 +94,9 @@ class Row:
         while len((text := decode(output[-tokens:])).encode()) < size + 8 and tokens < len(output):
             tokens *= 2
         return text
+
+
+def common(one: Sequence[int], other: Sequence[int], start: int = 0) -> int:
+    """How many first ids are equal, where the first ``start`` are known to be."""
+    most = min(len(one), len(other))
+    return next((k for k in range(min(start, most), most) if one[k] != other[k]), most)

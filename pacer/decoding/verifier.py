@@ -34,6 +34,15 @@ def check_trees(proposer: Proposes, reader: Reader) -> None:
         )  # fmt: skip
 
 
+def chain_counts(draft: Draft, stop_ids: Tensor) -> Tensor:
+    """Tokens of each draft that is a chain, up to and with a stop id ``(B,)``: nothing after one can matter; accepted,
+    it ends the output, and rejected, the rest falls with it."""
+    counts = torch.tensor(draft.counts, device=draft.tokens.device)
+    if draft.tokens.shape[1] == 0:
+        return counts
+    return torch.minimum(counts, leading(~is_stop(draft.tokens, stop_ids)) + 1)
+
+
 class Verifier:
     """Verifies drafts.
 
@@ -127,15 +136,10 @@ class Verifier:
             choices: say the likeliest id after each draft, too.
         """
         device, g = logits.device, draft.tokens.shape[1]
-        counts = torch.tensor(draft.counts, device=device)
         lineage = None if draft.parents is None or g == 0 else lineages(draft.parents)
-        if g and lineage is None:  # nothing after a stop id can matter: accepted, it ends the output; rejected, the
-            # rest falls with it
-            counts = torch.minimum(counts, leading(~is_stop(draft.tokens, stop_ids)) + 1)
+        counts = torch.tensor(draft.counts, device=device) if lineage is not None else chain_counts(draft, stop_ids)
         if seen is not None:
-            before = seen_before(seen, draft.tokens, lineage)
-            before = before if self.head_ids is None else before[..., self.head_ids]
-            logits = penalised(logits, before, self.sampling.repetition_penalty)
+            logits = self._penalised(logits, seen_before(seen, draft.tokens, lineage))
         top, argmax = logits.max(-1)
         inside = torch.arange(g + 1, device=device) <= counts[:, None]  # padding may hold anything
         finite = torch.isfinite(top) | ~inside
@@ -152,6 +156,11 @@ class Verifier:
             accepted, following = verify(p, draft.probs, draft.tokens, counts, *u)
         numbers = torch.stack([accepted, following, counts, bad], 1)
         return read_verdict(draft, numbers, p, branch, choice if choices else None)
+
+    def _penalised(self, logits: Tensor, seen: Tensor) -> Tensor:
+        """Logits under the repetition penalty; ``seen (…, V)`` bool, ids before each of their places."""
+        seen = seen if self.head_ids is None else seen[..., self.head_ids]
+        return penalised(logits, seen, self.sampling.repetition_penalty)
 
     def _uniforms(self, rows: Sequence[Row], g: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Random numbers of a round: for each draft ``(B, g)``, and for the next token ``(B,)``."""

@@ -73,7 +73,7 @@ def test_every_method_is_built_and_exact(home: Path) -> None:
     methods = [method_settings(arm) for arm in arms]
     models = build(settings, methods)
     assert {kind for kind, _ in models.exits} == {"shared", "adapter"}
-    assert set(models.exit_judges) == {("shared", 1, 2), ("shared", 2, None)}
+    assert set(models.judges) == {("preverifier", "shared", 1, 2), ("preverifier", "shared", 2, None)}
     asked = [Request(f"r{i}", [3 + i, 7, 9, 4], 9) for i in range(3)]
     plain = [r.ids for r in make_decoder(method_settings("ar"), models, SamplingSettings()).generate(asked)]
     for method in methods:

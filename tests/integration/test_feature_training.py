@@ -262,8 +262,8 @@ def test_arms_find_or_train_what_they_need(home: Path) -> None:
     settings, methods = chosen(home), [method_settings(arm) for arm in ARMS]
     models = build(settings, methods)
     stages = home / "runs" / "stages"
-    assert len(list(stages.glob("feature/*/manifest.json"))) == 1 and models.preverifier is None and not models.heads
-    assert models.feature_judges.keys() == {"preverifier", "specdecpp"}
+    assert len(list(stages.glob("feature/*/manifest.json"))) == 1 and models.preverifier is None
+    assert models.judges.keys() == {("preverifier", "feature"), ("specdecpp", "feature")}
     before = {file: file.stat().st_mtime_ns for file in stages.rglob("*") if file.is_file()}
     assert build(settings, methods).feature is not None
     assert {file: file.stat().st_mtime_ns for file in stages.rglob("*") if file.is_file()} == before

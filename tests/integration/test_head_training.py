@@ -130,7 +130,7 @@ def test_a_head_of_other_models_is_refused(saved: dict[str, Path]) -> None:
         models = Models(target(), None, (), saved["probe"], other)  # type: ignore[arg-type]  # no tokenizer is used
         with pytest.raises(MismatchError, match="belongs to another model"):
             attach_head(models, "probe", saved["probe"])
-        assert not models.heads
+        assert not models.judges
 
 
 def test_labels_may_be_shorter_than_a_head_s_drafts_but_not_longer(rounds: list[Pair], tmp_path: Path) -> None:

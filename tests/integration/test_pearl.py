@@ -339,7 +339,9 @@ def process() -> Iterator[Decoder]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (concurrent, contention):
             patch.setattr(module, "cores", lambda: 2)
-        yield beside(TARGET, DRAFT, 3)
+        decoder = beside(TARGET, DRAFT, 3)
+        decoder.generate(requests())  # starts it
+        yield decoder
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -72,21 +73,28 @@ def run(name: str, trainer: TrainerSettings, folder: Path, stop_at: int | None =
     return {**found, "parameters": {name: value.detach() for name, value in module.named_parameters()}}
 
 
+def _process(number: int, port: int, work: bytes, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(_place(number, WORLD, number, "127.0.0.1", port))
+    with together(TrainerSettings(devices=WORLD), []):
+        torch.save(cloudpickle.loads(work)(number), folder / f"{number}.pt")
+
+
 def apart(work: Callable[[int], Any], folder: Path) -> list[Any]:
     """What two processes return, which train together."""
-    context, port = multiprocessing.get_context("fork"), _free_port()
-
-    def process(number: int) -> None:
-        os.environ.update(_place(number, WORLD, number, "127.0.0.1", port))
-        with together(TrainerSettings(devices=WORLD), []):
-            torch.save(work(number), folder / f"{number}.pt")
-
-    workers = [context.Process(target=process, args=(number,)) for number in range(WORLD)]
+    context = multiprocessing.get_context("forkserver")  # a fork of this process would inherit locks of its threads
+    context.set_forkserver_preload([__name__])
+    port, sent = _free_port(), cloudpickle.dumps(work)  # most of it is closures
+    workers = [context.Process(target=_process, args=(number, port, sent, folder)) for number in range(WORLD)]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join(240)
-    assert [worker.exitcode for worker in workers] == [0] * WORLD
+    try:
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0] * WORLD
+    finally:
+        for worker in workers:
+            worker.kill()
     return [torch.load(folder / f"{number}.pt", weights_only=False) for number in range(WORLD)]
 
 

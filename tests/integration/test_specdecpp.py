@@ -107,7 +107,7 @@ def models(label: str = "conditional", **settings: Any) -> Models:
     found = Models(Stack(TINY), None, (), None, Stack(CLOSE))  # type: ignore[arg-type]  # no text
     assert found.draft is not None
     for name, own in (("specdecpp", label), ("probe", "certain")):
-        found.heads[(name,)] = (head(found.draft, label=own, **settings), None)
+        found.judges[(name,)] = (head(found.draft, label=own, **settings), None)
     return found
 
 
@@ -137,11 +137,11 @@ def test_a_product_reads_conditional_labels_alone(label: str) -> None:
 def test_what_a_head_is_not_is_refused() -> None:
     whole = models()
     assert whole.draft is not None
-    whole.heads[("specdecpp",)] = (make_preverifier(whole.draft, label="conditional"), None)
+    whole.judges[("specdecpp",)] = (make_preverifier(whole.draft, label="conditional"), None)
     with pytest.raises(MismatchError, match="a head of this attention: 'prefix'"):
         make_controller(method_settings("specdecpp"), whole)
     with pytest.raises(UnsupportedError, match=r"sprinter needs an acceptance head.*trainer=probe"):
-        make_controller(method_settings("sprinter"), replace(whole, heads={}))
+        make_controller(method_settings("sprinter"), replace(whole, judges={}))
     for arm, message in (
         ("specdecpp t=1.5", r"t in arm .*\[0, 1\]"), ("specdecpp gamma_min=0", "gamma_min in arm"),
         ("specdecpp gamma_min=9 gamma_max=8", "gamma_max in arm .*≥ 9"), ("sprinter gamma=4", "unknown key"),

@@ -7,6 +7,7 @@ own (``method.drafting``) is a class in a module of this folder; those made of m
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -22,6 +23,31 @@ if TYPE_CHECKING:  # words are checked without torch
     from pacer.models.stack import Stack
 
 ROOM = "pacer.decoding.drafters"
+
+
+class DraftContext:
+    """How far a draft model's context reaches, and one warning where it ends.
+
+    Args:
+        size: tokens.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self._warned = size, False
+
+    def room(self, length: int) -> int:
+        """Tokens that the model can write after so many; the last one is never fed."""
+        if length > self.size:
+            self.ended()
+        return max(0, self.size - length + 1)
+
+    def ended(self) -> None:
+        """Say, once, that drafting is over."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the draft model's context of {self.size} tokens is used up: going on without drafting", stacklevel=3
+            )
 
 
 class Drafter(Part):
@@ -73,7 +99,7 @@ class Drafter(Part):
         Returns:
             ids ``(B, 1)`` and, when sampling, the distribution they were drawn from ``(B, 1, V)`` (None: one-hot).
         """
-        raise NotImplementedError
+        raise NotImplementedError  # the one question that has no answer of its own
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget the drafts beyond ``lengths`` tokens of each row."""

@@ -5,14 +5,13 @@ Shapes: B rows, n tokens fed, V target vocabulary, H draft width, T places of a 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pacer.decoding.distributions import draw, penalised, probabilities, signals, spread
-from pacer.decoding.drafters.base import Drafter
+from pacer.decoding.drafters.base import DraftContext, Drafter
 from pacer.decoding.lane import Lane, Reader, last_of, padded
 from pacer.decoding.record import Record, note_ids
 from pacer.decoding.request import Row
@@ -53,7 +52,7 @@ class ModelDrafter(Drafter):
         self._last = self._token = self._bases = self._keys = self._rounds = torch.empty(0)
         self._seen: Tensor | None = None
         self._head_ids = None if stack.head_ids is None else stack.head_ids.to(stack.device)
-        self._warned = False
+        self._context = DraftContext(stack.context)
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         """Room for a new batch."""
@@ -72,14 +71,7 @@ class ModelDrafter(Drafter):
 
     def room(self, row: Row) -> int:
         """Tokens this model can still draft for a row: its own context ends there, with one warning."""
-        room = self.stack.context - len(row.committed) + 1
-        if room <= 0 and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the draft model's context of {self.stack.context} tokens is used up: going on without drafting",
-                stacklevel=2,
-            )
-        return max(0, room)
+        return self._context.room(len(row.committed))
 
     def read(self, rows: Sequence[Row], wanted: Sequence[bool]) -> None:
         """Read the committed tokens it has not seen (two after a full acceptance) of the rows that will draft."""

@@ -11,13 +11,13 @@ The pool is that of the draft's lookahead; warm, it stays for later texts.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from pacer.decoding.drafters.base import DraftContext
 from pacer.decoding.drafters.branching import Branching
 from pacer.decoding.drafters.lookahead import Lookahead
 from pacer.decoding.parts import Range, allows
@@ -44,11 +44,10 @@ class Ouroboros(Branching):
     def __init__(self, staged: Staged, lookahead: Lookahead, context: int, longest: int, phrases: int = 3) -> None:
         super().__init__(context, lookahead.device, lookahead.clock)
         self.check({"phrases": phrases})
-        self.staged, self.lookahead, self.phrases, self.longest = staged, lookahead, phrases, longest
+        self.staged, self.lookahead, self.phrases, self.own = staged, lookahead, phrases, DraftContext(longest)
         self.spare = phrases * (lookahead.level - 1)
         self._sent: list[list[int]] = []  # the draft's tokens in the present draft of each row
         self._appended: list[list[tuple[Phrase, list[int]]]] = []  # phrases behind it, and their nodes
-        self._warned = False
 
     @classmethod
     def needs(cls, given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -102,15 +101,9 @@ class Ouroboros(Branching):
         self.staged.end(before, verified, chosen)
 
     def _warn(self, rows: Sequence[Row]) -> None:
-        full = self.longest < self.context and any(
-            r.finish is None and len(r.committed) >= self.longest - 1 for r in rows
-        )
-        if full and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the draft model's context of {self.longest} tokens is used up: going on without drafting",
-                stacklevel=2,
-            )
+        own = self.own.size
+        if own < self.context and any(r.finish is None and len(r.committed) >= own - 1 for r in rows):
+            self.own.ended()
 
 
 def agreements(draft: Sequence[int], choices: Sequence[int], first: int) -> list[tuple[int, list[int]]]:

@@ -30,9 +30,10 @@ from torch import Tensor
 from pacer.decoding.clock import Clock
 from pacer.decoding.concurrent import Beside, CannotRun, InTurn, Worker
 from pacer.decoding.contention import LEAST, Costs, measure, spare_threads
+from pacer.decoding.drafters.base import DraftContext
 from pacer.decoding.lane import padded
 from pacer.decoding.propose import Draft, Proposes, no_draft
-from pacer.decoding.request import Row
+from pacer.decoding.request import Row, common
 from pacer.decoding.writer import Draftsman, Job, Room
 from pacer.errors import UnsupportedError
 from pacer.models.stack import Stack
@@ -61,7 +62,7 @@ class Pearl(Proposes):
         self._scripts: list[list[int]] = []  # of each row: the text as the worker has it, and what it drew
         self._checked: list[int] = []  # how much of that was committed when its job began
         self._coming: list[int] = []  # draws of the present job still to be taken, per row
-        self._warned = False
+        self._context = DraftContext(draftsman.stack.context)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -157,7 +158,7 @@ class Pearl(Proposes):
                 fresh.append(list[int]())
                 continue
             text = [*row.committed, *chunks[i]]
-            same = _common(script, text, self._checked[i])
+            same = common(script, text, self._checked[i])
             keep.append(same)
             fresh.append(text[same:])
             draws[i], limit = self._draws(row, len(chunks[i]))
@@ -174,23 +175,7 @@ class Pearl(Proposes):
         limits = {
             "fixed": self._chunk,
             "budget": row.left - chunk - 1,  # the last token is the target's own
-            "context": min(self.target.context - end, self._room(end)),
+            "context": min(self.target.context - end, self._context.room(end)),
         }
         limit = min(limits, key=lambda name: limits[name])
         return (limits[limit] if limits[limit] >= LEAST else 0), limit
-
-    def _room(self, length: int) -> int:
-        """Tokens that the draft can write after so many: its own context ends there, with one warning."""
-        context = self.draftsman.stack.context
-        if length > context and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the draft model's context of {context} tokens is used up: going on without drafting", stacklevel=2
-            )
-        return max(0, context - length + 1)
-
-
-def _common(one: Sequence[int], other: Sequence[int], start: int) -> int:
-    """How many first items are equal, where the first ``start`` are known to be."""
-    most = min(len(one), len(other))
-    return next((k for k in range(min(start, most), most) if one[k] != other[k]), most)
