@@ -16,10 +16,9 @@ from typing import Any
 from pacer.app import load_settings
 from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
-from pacer.data.prompts import encode
 from pacer.decoding.loop import Decoder
-from pacer.decoding.request import Request
 from pacer.errors import ConfigError
+from pacer.generate import request_of
 from pacer.settings import MethodSettings, SamplingSettings, Settings
 from pacer.stages import build
 
@@ -104,20 +103,15 @@ class Pacer:
             "seed": seed,
         }  # fmt: skip
         chosen = replace(self.settings.sampling, **{key: value for key, value in given.items() if value is not None})
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        results = self._decoder(name, chosen).generate(
-            [self._request(i, text, max_new_tokens, stop, chat) for i, text in enumerate(texts)], slots=rows
-        )
+        own = self.settings.generate
+        asked = replace(
+            own, max_new_tokens=max_new_tokens or own.max_new_tokens, stop=list(stop) or own.stop,
+            chat=own.chat if chat is None else chat,
+        )  # fmt: skip
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        requests = [request_of(f"generate-{i}", text, self.models, asked) for i, text in enumerate(texts)]
+        results = self._decoder(name, chosen).generate(requests, slots=rows)
         return [Generation(self.models.text(r.ids), r.ids, r.finish, r.seconds, r.latency, r.rounds) for r in results]
-
-    def _request(self, number: int, text: str, budget: int | None, stop: Sequence[str], chat: bool | None) -> Request:
-        given, tokenizer = self.settings.generate, self.models.tokenizer
-        wrapped = given.chat if chat is None else chat
-        ids = encode(text, tokenizer) if wrapped else list(tokenizer(text)["input_ids"])
-        stops = frozenset(self.models.stop_ids)
-        return Request(
-            f"generate-{number}", ids, budget or given.max_new_tokens, stops, tuple(stop) or tuple(given.stop)
-        )
 
     def _decoder(self, name: str, sampling: SamplingSettings) -> Decoder:
         key = (name, repr(sampling))

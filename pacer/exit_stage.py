@@ -30,10 +30,16 @@ def attach_exits(settings: Settings, models: Models, methods: Sequence[MethodSet
     exits = settings.model.exits
     models.exit_kind, models.exit_layers = exits.kind, exits.layers
     for kind, layers in wanted_exits(methods, exits).items():
-        own = exits if kind == exits.kind else replace(exits, kind=kind, source=None, layers=[], weights=[])
-        chosen = replace(settings, model=replace(settings.model, exits=own))
-        models.exits.update({(kind, layer): head for layer, head in exit_heads(chosen, models, layers).items()})
+        heads = exit_heads(of_kind(settings, kind), models, layers)
+        models.exits.update({(kind, layer): head for layer, head in heads.items()})
     attach_judges(settings, models, methods)
+
+
+def of_kind(settings: Settings, kind: str) -> Settings:
+    """The settings for exits of this kind: those of another than their own are in no checkpoint that they name."""
+    exits = settings.model.exits
+    own = exits if kind == exits.kind else replace(exits, kind=kind, source=None, layers=[], weights=[])
+    return replace(settings, model=replace(settings.model, exits=own))
 
 
 def attach_judges(settings: Settings, models: Models, methods: Sequence[MethodSettings]) -> None:
@@ -107,7 +113,7 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
     from pacer.training.exits_run import train_exits  # Lightning takes seconds to import
 
     exits, trainer = chosen_exits(settings.model.exits, layers), stages.trainer_of(settings, "exits")
-    models = models or load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = models or load_target(settings.model, settings.paths.cache_folder)
     check_layers(models.target, exits.layers)
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
@@ -143,7 +149,7 @@ def layerskip_checkpoint(settings: Settings) -> Path:
     from pacer import stages
     from pacer.training.layerskip import train_layerskip  # Lightning takes seconds to import
 
-    cache = Path(settings.paths.cache).expanduser()
+    cache = settings.paths.cache_folder
     models = load_target(settings.model, cache)  # in the dtype that decodes: it writes the corpus
     trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
     check_layers(models.target, exits)

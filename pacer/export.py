@@ -46,7 +46,7 @@ def _draft(settings: Settings) -> _Made:
     draft = settings.model.draft
     if draft.kind != "layers":
         raise ConfigError("export.part=draft with this model.draft.kind", value=draft.kind, allowed="layers")
-    cache, checkpoint = Path(settings.paths.cache).expanduser(), draft_checkpoint(settings)
+    cache, checkpoint = settings.paths.cache_folder, draft_checkpoint(settings)
     models = load_target(settings.model, cache)
     plain = replace(settings.model, draft=replace(draft, quantise=None))
     reduced = load_draft_model(plain, models, cache, checkpoint)
@@ -66,7 +66,7 @@ def _feature(settings: Settings) -> _Made:
     from pacer.models.export import write_feature
     from pacer.models.feature import load_feature
 
-    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = load_target(settings.model, settings.paths.cache_folder)
     checkpoint = feature_checkpoint(settings, models)
     draft = load_feature(checkpoint, models.target)
     return lambda folder: write_feature(folder, draft), [
@@ -85,7 +85,7 @@ def _exits(settings: Settings) -> _Made:
 
     exits = settings.model.exits
     if exits.kind == "shared" and exits.source is None:
-        source = fetch(settings.model.target, Path(settings.paths.cache).expanduser())
+        source = fetch(settings.model.target, settings.paths.cache_folder)
         config = read_config(SourceSettings(id=str(source)), source)
         check_layers(skeleton(config, settings.model.dtype), exits.layers)
         return lambda folder: copy_model(folder, source), [

@@ -52,7 +52,7 @@ def feature_checkpoint(settings: Settings, models: Models | None = None) -> Path
     from pacer import stages
     from pacer.training.feature_run import train_feature  # Lightning takes seconds to import
 
-    models = models or load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = models or load_target(settings.model, settings.paths.cache_folder)
     feature, trainer = settings.model.feature, stages.trainer_of(settings, "feature_draft")
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pacer.app import verb
 from pacer.settings import Settings, SourceSettings
 
@@ -13,7 +11,7 @@ def main(settings: Settings) -> None:
     """Downloads the target (and a draft that is a model of its own) and verifies every file. Decodes nothing."""
     from pacer.models.sources import fetch
 
-    cache = Path(settings.paths.cache).expanduser()
+    cache = settings.paths.cache_folder
     sources = [settings.model.target]
     if settings.model.draft.kind == "model" and settings.model.draft.source is not None:
         sources.append(SourceSettings(id=settings.model.draft.source))

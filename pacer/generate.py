@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from pacer.app import verb
 from pacer.errors import ConfigError
-from pacer.settings import Settings
+from pacer.settings import GenerateSettings, Settings
+
+if TYPE_CHECKING:
+    from pacer.assemble import Models
+    from pacer.decoding.request import Request
 
 
 @verb(positional="generate.prompt")
@@ -18,21 +23,26 @@ def main(settings: Settings) -> None:
     if not settings.generate.prompt:
         raise ConfigError("no prompt", remedy='give one: python -m pacer.generate "Why is the sky blue?" …')
     from pacer.assemble import make_decoder
-    from pacer.data.prompts import encode
-    from pacer.decoding.request import Request
     from pacer.reporting.streaming import Painter, PlainText, summary
     from pacer.stages import build
 
     chosen = settings.generate
     models = build(settings, [settings.method])
     decoder = make_decoder(settings.method, models, settings.sampling)
-    prompt = str(chosen.prompt)
-    ids = encode(prompt, models.tokenizer) if chosen.chat else models.tokenizer(prompt)["input_ids"]
-    request = Request("generate", ids, chosen.max_new_tokens, frozenset(models.stop_ids), tuple(chosen.stop))
+    request = request_of("generate", str(chosen.prompt), models, chosen)
     writer = Painter(models.tokenizer, sys.stdout) if chosen.color else PlainText(models.tokenizer, sys.stdout)
     result = decoder.generate([request], on_commit=lambda _, line: writer.write(line))[0]
     writer.close()
     print(summary(result, settings.method), file=sys.stderr)
+
+
+def request_of(name: str, prompt: str, models: Models, asked: GenerateSettings) -> Request:
+    """What a user asks for, as a request of this name."""
+    from pacer.data.prompts import encode
+    from pacer.decoding.request import Request
+
+    ids = encode(prompt, models.tokenizer) if asked.chat else list(models.tokenizer(prompt)["input_ids"])
+    return Request(name, ids, asked.max_new_tokens, frozenset(models.stop_ids), tuple(asked.stop))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 from pacer.app import verb
 from pacer.arms import method_settings
@@ -25,7 +24,7 @@ def main(settings: Settings) -> None:
 
     judges = settings.trainer.part in ("preverifier", *HEADS)
     if not judges:
-        models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+        models = load_target(settings.model, settings.paths.cache_folder)
     else:
         models = stages.build(settings, [method_settings("sd")])
     texts, _ = stages.corpus(settings, models)

@@ -13,8 +13,7 @@ import torch
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_json
 from pacer.assemble import Models, make_decoder, plain_decoder
-from pacer.errors import ConfigError
-from pacer.evaluation.profiler import Point
+from pacer.evaluation.profiler import points_of
 from pacer.evaluation.replay.costs import Prices, from_points, from_settings
 from pacer.evaluation.rounds import measure_rounds, windows
 from pacer.models.checkpoint import digest, identity
@@ -44,7 +43,9 @@ def _rounds(settings: Settings, models: Models, method: MethodSettings) -> list[
     if source == "settings":
         return rounds_of(from_settings(settings.costs), gamma, block)
     if source != "measure":
-        return rounds_of(_profile(Path(source).expanduser(), settings), gamma, block)
+        points = points_of(Path(source).expanduser(), "prices", "measure", "settings")
+        here = [point for point in points if point.batch == settings.benchmark.batch_size]
+        return rounds_of(from_points(here or points, _context(settings), settings.costs.rest), gamma, block)
     key = {
         "target": identity(models.target), "dtype": settings.model.dtype, "batch": settings.benchmark.batch_size,
         "block": settings.model.block, "context": _context(settings), "gamma_max": gamma, "calls": block,
@@ -91,14 +92,3 @@ def rounds_of(prices: Prices, gamma_max: int, block: int | None = None) -> list[
         each = float(prices.draft[1]) + prices.signals
         times.append(float(prices.target[n + 1]) + n * each + calls + prices.rest)
     return times
-
-
-def _profile(path: Path, settings: Settings) -> Prices:
-    """Prices from a profile.json, at this batch size where it has it."""
-    try:
-        points = [Point(**point) for point in json.loads(path.read_text())["points"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        allowed = "measure, settings, or a profile.json of python -m pacer.profile"
-        raise ConfigError(f"prices is no profile ({error})", value=str(path), allowed=allowed) from error
-    here = [point for point in points if point.batch == settings.benchmark.batch_size]
-    return from_points(here or points, _context(settings), settings.costs.rest)

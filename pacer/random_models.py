@@ -33,7 +33,7 @@ def random_models(settings: Settings, *, drafts: bool = True) -> Models:
     model = settings.model
     target = _stack(model, model.target, model.dtype, settings)
     models = Models(target, cast(Any, None), (), Path(), block=model.block)
-    whole = config_of(model.target, Path(settings.paths.cache).expanduser()).num_hidden_layers
+    whole = config_of(model.target, settings.paths.cache_folder).num_hidden_layers
     models.exit_layers = scaled_exits(model.exits.layers, whole, target.n_layers)
     exits = shared_exits(target, models.exit_layers) if models.exit_layers else {}
     models.exits = {("shared", layer): head for layer, head in exits.items()}
@@ -53,7 +53,7 @@ def random_models(settings: Settings, *, drafts: bool = True) -> Models:
 
 
 def _stack(model: ModelSettings, source: SourceSettings, dtype: str, settings: Settings) -> Stack:
-    config = config_of(source, Path(settings.paths.cache).expanduser(), settings.profile.scale)
+    config = config_of(source, settings.paths.cache_folder, settings.profile.scale)
     return Stack(random_model(config, dtype, pick_device(model.device)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ def main(settings: Settings) -> None:
 
 def _prices(settings: Settings, models: Models, context: float, folder: Path) -> Prices:
     """Prices by the settings: a profile file, a profile made here, or the costs block."""
-    from pacer.evaluation.profiler import Point, as_json, profile
+    from pacer.evaluation.profiler import as_json, points_of, profile
     from pacer.evaluation.replay.costs import from_points, from_settings
 
     if settings.replay.profile is None:
@@ -74,12 +73,7 @@ def _prices(settings: Settings, models: Models, context: float, folder: Path) ->
         points = profile(models, replace(settings.profile, batches=[1], contexts=[max(1, round(context))]))
         write_json(folder / "profile.json", {**as_json(points), "provenance": provenance()})
         return from_points(points, context, settings.costs.rest)
-    path = Path(settings.replay.profile).expanduser()
-    try:
-        points = [Point(**point) for point in json.loads(path.read_text())["points"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"replay.profile is no profile ({error})", value=str(path),
-                          allowed="a profile.json of python -m pacer.profile, measure, or null") from error  # fmt: skip
+    points = points_of(Path(settings.replay.profile).expanduser(), "replay.profile", "measure", "null")
     return from_points(points, context, settings.costs.rest)
 
 

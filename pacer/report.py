@@ -56,7 +56,7 @@ def _page(settings: Settings, folders: list[Path], root: Path) -> list[Path]:
 
     runs = [read_run(folder) for folder in folders]
     name = "-".join(folders[0].resolve().parts[-2:]) + (f"-and-{len(runs) - 1}" if len(runs) > 1 else "")
-    cache = Path(settings.paths.cache).expanduser()
+    cache = settings.paths.cache_folder
     return [write_atomic(root / name / "report.html", make_page(runs, root / name, cache, command_line(), plot))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -313,6 +314,11 @@ class PathSettings:
     runs: str = "runs"  # outputs of verbs
     cache: str = "???"  # models and stages; ${oc.env:PACER_CACHE,…}
     data_dir: str | None = None  # real data; ${oc.env:PACER_DATA,null}
+
+    @property
+    def cache_folder(self) -> Path:
+        """``cache``, with the user's home in it."""
+        return Path(self.cache).expanduser()
 
 
 @dataclass

@@ -53,10 +53,6 @@ def _stage(settings: Settings, kind: str, key: dict[str, Any]) -> Stage:
     return Stage(Path(settings.paths.runs) / "stages", kind, key)
 
 
-def _cache(settings: Settings) -> Path:
-    return Path(settings.paths.cache).expanduser()
-
-
 def corpus(settings: Settings, models: Models) -> tuple[list[Text], str]:
     """The target's own texts, and a hash of where they come from: ready files, and what is generated beside them."""
     texts, wanted, key = corpus_stages(settings, models.stop_ids)
@@ -221,7 +217,7 @@ def draft_checkpoint(settings: Settings) -> Path:
         return checkpoint_folder(settings.model.draft.source)
     from pacer.training.draft_run import train_draft  # Lightning takes seconds to import
 
-    models = load_target(settings.model, _cache(settings))  # in the dtype that is to decode: it writes the corpus
+    models = load_target(settings.model, settings.paths.cache_folder)  # in the dtype that decodes: it writes the corpus
     texts, corpus_key = corpus(settings, models)
     stage, labelled = draft_stage(settings, corpus_key)
     trainer = trainer_of(settings, "draft")
@@ -231,7 +227,7 @@ def draft_checkpoint(settings: Settings) -> Path:
         own, shard = parts.get("draft", []), shard_of(settings.shard)
         teacher = teacher_labels(labelled, models.target, own, shard) if labelled else None
         log.info("training a draft of layers %s in %s", settings.model.draft.layers, stage.folder)
-        masters = load_target(settings.model, _cache(settings), dtype="float32")
+        masters = load_target(settings.model, settings.paths.cache_folder, dtype="float32")
         train_draft(
             masters.target, own, parts.get("tuning", []), settings.model.draft, trainer, settings.logger, stage.folder,
             always=needed_ids(models), command=command_line(), teacher=teacher,
@@ -309,18 +305,19 @@ def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: b
 
 
 def _built(settings: Settings, methods: Sequence[MethodSettings], full_head: bool) -> Models:
-    models = load_target(settings.model, _cache(settings))
+    models = load_target(settings.model, settings.paths.cache_folder)
     attach_exits(settings, models, methods)
     attach_feature(settings, models, methods)
     drafters = {method.drafter for method in methods if drafts_with_a_model(method)}
     if not drafters and not full_head:
         return models
     folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
-    models.draft = load_draft_model(settings.model, models, _cache(settings), folder)
+    models.draft = load_draft_model(settings.model, models, settings.paths.cache_folder, folder)
     if full_head or "model_full" in drafters:
         models.draft_full = models.draft
         if models.draft.head_ids is not None:
-            models.draft_full = load_draft_model(settings.model, models, _cache(settings), folder, full_head=True)
+            cache = settings.paths.cache_folder
+            models.draft_full = load_draft_model(settings.model, models, cache, folder, full_head=True)
     if any("preverifier" in needed_by(method.controller) for method in methods if drafts_with_a_model(method)):
         attach_preverifier(models, preverifier_checkpoint(settings, models, draft_key(settings, folder)))
     for name in HEADS:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from pacer.app import load_settings, program
-from pacer.artifacts import write_json
+from pacer.artifacts import write_atomic, write_json
 from pacer.evaluate import measured
 from pacer.settings import Settings
 
@@ -93,7 +93,29 @@ def main(words: list[str]) -> int:
     ]
     found = {"ranks": rows, "chosen": chosen, "tuning": tuning["overall"], "rows": figures}
     path = write_json(folder / "bench_all.json", {**found, "definitions": results["definitions"]})
+    write_atomic(folder / "ranks.md", ranks_table(found) + "\n")
     return report(found, str(path))
+
+
+def ranks_table(found: Mapping[str, Any]) -> str:
+    """The ranks for people: over all benchmarks with the interval, and on each. Markdown."""
+    speed = {(row["arm"], row["benchmark"]): row["ratio_to_ar"] for row in found["rows"]}
+    benchmarks = list(dict.fromkeys(benchmark for _, benchmark in speed))
+    lines = [
+        f"| rank | method | × AR [95 % interval] | {' | '.join(benchmarks)} |",
+        f"| ---: | --- | ---: | {' | '.join('---:' for _ in benchmarks)} |",
+    ]
+    for row in found["ranks"]:
+        rank = f"{row['rank']}" if row["guarantee"] == "exact" else f"{row['guarantee']} {row['rank']}"
+        over = number(row["ratio_to_ar"])
+        over += "" if row["ratio_low"] is None else f" [{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
+        each = " | ".join(number(speed.get((row["arm"], benchmark))) for benchmark in benchmarks)
+        lines.append(f"| {rank} | {row['arm']} | {over} | {each} |")
+    return "\n".join(lines)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def report(found: Mapping[str, Any], path: str) -> int:

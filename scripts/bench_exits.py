@@ -118,7 +118,7 @@ def main(words: list[str]) -> int:
     settings = several["shared"]
     folder = run_folder(settings, "bench_exits")
     folder.mkdir(parents=True, exist_ok=True)
-    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = load_target(settings.model, settings.paths.cache_folder)
     texts = unseen(settings, models)  # the corpus is there before a clock runs
     found = {kind: trained(own, models, folder) for kind, own in several.items()}
     tables = exit_tables(models.target, {k: heads for k, (heads, _) in found.items()}, texts, models.target.vocab_size)

@@ -13,7 +13,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -96,7 +95,7 @@ def too_large(settings: Settings, device: torch.device) -> str | None:
     """Why a device does not hold the weights of a run; None: it does."""
     if device.type != "cuda":
         return None
-    model, cache = settings.model, Path(settings.paths.cache).expanduser()
+    model, cache = settings.model, settings.paths.cache_folder
     sources = [model.target, *([SourceSettings(id=model.draft.source)] if model.draft.source else [])]
     stacks = [skeleton(config_of(source, cache, settings.profile.scale), model.dtype) for source in sources]
     needed = SPARE * sum(weight.nbytes for stack in stacks for weight in tensors([stack.model]))

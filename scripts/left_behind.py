@@ -57,7 +57,7 @@ def unreadable(root: Path) -> list[str]:
             continue
         try:
             _read(path)
-        except Exception as error:
+        except Exception as error:  # each format has errors of its own
             found.append(f"{path}: {type(error).__name__}: {error}")
     return found
 

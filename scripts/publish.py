@@ -1,6 +1,7 @@
 """Keep a finished run: copy its results, table and plots to data/results/<date>-<name>, and its table into the README.
 
     python scripts/publish.py runs/evaluate/demo/<hash> demo [--readme]
+    python scripts/publish.py runs/evaluate/all-smollm2/<hash> smollm2-all [--readme]
     python scripts/publish.py runs/replay/smollm2/<hash> smollm2-replay
 
 Numbers in the README are what a run wrote, never typed.
@@ -16,11 +17,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- demo output: written by scripts/publish.py -->", "<!-- end of demo output -->"
+# What the README shows of a run, between two such lines.
+BEGIN, END = "<!-- {}: written by scripts/publish.py -->", "<!-- end of {} -->"
 KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "profile.json", "provenance.json",
         "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json",
         "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json",
-        "ablation.json")  # fmt: skip
+        "ablation.json", "bench_all.json", "ranks.md")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:
@@ -42,17 +44,23 @@ def main(run: Path, name: str, readme: bool) -> None:
         shutil.copyfile(plot, folder / plot.name)
     print(f"kept in {folder.relative_to(ROOT)}")
     if readme:
-        text = (ROOT / "README.md").read_text()
-        before, rest = text.split(BEGIN)
-        after = rest.split(END)[1]
-        place = folder.relative_to(ROOT)
-        title = f"What it printed on {made['date'][:10]}, commit {str(made['commit'])[:8]}"
+        show(run, folder, f"{made['date'][:10]}, commit {str(made['commit'])[:8]}")
+
+
+def show(run: Path, folder: Path, made: str) -> None:
+    """Put a run's table into the README: its ranks where it has any, else all of it."""
+    if (run / "ranks.md").is_file():
+        what, shown = "ranks", f"Measured on {made}:\n\n{(run / 'ranks.md').read_text().strip()}\n\n"
+    else:
+        what = "demo output"
         shown = (
-            f"\n<details>\n<summary>{title}</summary>\n\n"
+            f"<details>\n<summary>What it printed on {made}</summary>\n\n"
             f"{(run / 'table.md').read_text().strip()}\n\n</details>\n\n"
-            f"![Speed of each method over plain decoding, with intervals]({place}/speed.png)\n\n"
+            f"![Speed of each method over plain decoding, with intervals]({folder.relative_to(ROOT)}/speed.png)\n\n"
         )
-        (ROOT / "README.md").write_text(before + BEGIN + shown + END + after)
+    begin, end = BEGIN.format(what), END.format(what)
+    before, rest = (ROOT / "README.md").read_text().split(begin)
+    (ROOT / "README.md").write_text(f"{before}{begin}\n{shown}{end}{rest.split(end)[1]}")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(words: list[str]) -> int:
     budget = [*(words or ["+experiment=draft/smollm2"]), f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
     settings, rows = load_settings(budget), []
-    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = load_target(settings.model, settings.paths.cache_folder)
     texts = judged_on(settings, models)
     for name, changes in VARIANTS.items():
         rows.append(row(name, load_settings([*budget, *changes]), models, texts))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from pacer.app import load_settings, program
 from pacer.assemble import load_target
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--texts", type=int, default=6)
     arguments, words = parser.parse_known_args(argv)
     settings = load_settings(words)
-    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = load_target(settings.model, settings.paths.cache_folder)
     texts, _ = corpus(settings, models)
     unseen = sorted(split_texts(texts, settings.corpus.parts).get("tuning", []), key=lambda t: stable_hash(t.id))
     unseen = sorted(unseen[: 8 * arguments.texts], key=lambda t: len(t.prompt_ids))[: arguments.texts]

@@ -170,7 +170,7 @@ def main(words: list[str]) -> int:
         raise ConfigError("model.exits.layers", value=settings.model.exits.layers, allowed="two exits or more")
     folder = run_folder(settings, "sweep_layers")
     describe_run(settings, folder)
-    models = load_target(settings.model, Path(settings.paths.cache).expanduser())
+    models = load_target(settings.model, settings.paths.cache_folder)
     heads = exit_heads(settings, models, settings.model.exits.layers)
     stored = folder / "sweep.json"  # what is decoded must not change when the command goes on
     if not stored.is_file():

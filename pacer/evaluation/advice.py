@@ -24,7 +24,7 @@ from pacer.evaluation.replay.results import OVERALL, rows
 from pacer.evaluation.replay.search import families
 from pacer.evaluation.replay.stage import dense_table, texts_of
 from pacer.exit_stage import exit_heads
-from pacer.settings import Settings
+from pacer.settings import MethodSettings, Settings
 from pacer.stages import build
 
 log = logging.getLogger(__name__)
@@ -48,20 +48,32 @@ def candidates(settings: Settings) -> list[Candidate]:
     chosen = replace(settings.replay, texts="benchmark", split="tune", limit=settings.advise.texts)
     short = replace(settings, replay=chosen)
     found = [Candidate("plain", "ar", 1.0)]
-    draft, exits = settings.model.draft, settings.model.exits
-    if draft.source is not None or settings.method.drafter == "model":
+    if rules_over_the_draft(settings):
         found += _of_draft(short)
-    if (exits.source is not None or exits.layers) and settings.benchmark.batch_size == 1:
+    if advises_on_exits(settings):
         found += _of_exits(short)
-    elif exits.layers:
+    elif settings.model.exits.layers:
         log.info("exits are left out: what they cost is profiled for one row only")
     return sorted(found, key=lambda candidate: -candidate.predicted)
 
 
+def rules_over_the_draft(settings: Settings) -> list[MethodSettings]:
+    """The method whose parts are built for rules over the draft model: PACER unless the settings' method does without;
+    none without a draft model."""
+    if settings.method.drafter == "model":
+        return [settings.method]
+    return [] if settings.model.draft.source is None else [method_settings("threshold")]
+
+
+def advises_on_exits(settings: Settings) -> bool:
+    """Whether exits take part: those that are named, for one row."""
+    exits = settings.model.exits
+    return (exits.source is not None or bool(exits.layers)) and settings.benchmark.batch_size == 1
+
+
 def _of_draft(settings: Settings) -> list[Candidate]:
-    """Length rules over the draft model, at the run's batch size; PACER's unless the method does without it."""
-    method = settings.method if settings.method.drafter == "model" else method_settings("threshold")
-    models = build(settings, [method])
+    """Length rules over the draft model, at the run's batch size."""
+    models = build(settings, rules_over_the_draft(settings))
     table, _ = dense_table(settings, models, *texts_of(settings, models))
     groups = halved(table)
     context = max(1, round(float(table.start.mean())))

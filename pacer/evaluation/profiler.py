@@ -6,9 +6,11 @@ Shapes: B rows, n tokens of a pass.
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from pacer.assemble import Models
 from pacer.decoding.distributions import signals
 from pacer.decoding.lane import Lane
 from pacer.decoding.record import Record
+from pacer.errors import ConfigError
 from pacer.models.copying import Copied, copied_last, supported
 from pacer.models.stack import Stack
 from pacer.progress import progress
@@ -185,6 +188,22 @@ def costs(points: Sequence[Point], rest: float = CostSettings().rest) -> CostSet
         draft=table.get(("draft", 1), 0.0) / one, preverify=float(np.median(calls)) / one if calls else 0.0,
         token=max(0.0, slope), rest=rest,
     )  # fmt: skip
+
+
+def points_of(path: Path, name: str, *others: str) -> list[Point]:
+    """The points of a profile that `pacer.profile` wrote.
+
+    Args:
+        name: the setting that names the file. others: what that setting may be instead.
+
+    Raises:
+        ConfigError: there is none, or it is something else.
+    """
+    try:
+        return [Point(**point) for point in json.loads(path.read_text())["points"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        allowed = ", ".join(["a profile.json of python -m pacer.profile", *others])
+        raise ConfigError(f"{name} is no profile ({error})", value=str(path), allowed=allowed) from error
 
 
 def as_json(points: Sequence[Point]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pacer.assemble import checkpoint_folder
 from pacer.choices import HEADS
-from pacer.feature_methods import FEATURE_DRAFTER
 from pacer.models.exits import as_module, make_exits
 from pacer.models.feature import FeatureDraft
 from pacer.models.preverifier import Preverifier
@@ -47,7 +46,7 @@ def parts(settings: Settings, found: Wanted) -> list[Part]:
     Raises:
         SourceError: a model that does not exist. UnsupportedError: a family that cannot be cut into layers.
     """
-    cache, model = Path(settings.paths.cache).expanduser(), settings.model
+    cache, model = settings.paths.cache_folder, settings.model
     target, own = _model("target", model.target, model.dtype, cache)
     lines, draft = [own], None
     if found.draft and model.draft.kind == "model":
@@ -108,7 +107,7 @@ def _heads(settings: Settings, found: Wanted, target: Stack) -> Iterator[Part]:
         adapters = [kv_bytes(head.adapter) for head in heads.values() if head.adapter is not None]
         what, own = f"{kind}, after {layers} layers, {dtype}", list(as_module(heads).parameters())
         yield _counted("exits", what, own, dtype, sum(adapters) or None, trained=found.part == "exits")
-    if found.part == "feature_draft" or any(m.drafter == FEATURE_DRAFTER for m in found.methods):
+    if found.feature:
         feature = settings.model.feature
         fed = FeatureDraft(target, _ids(feature.head_size, target), head=feature.head)
         own, kv, learns = list(fed.parameters()), kv_bytes(fed.layers), found.part == "feature_draft"

@@ -8,7 +8,7 @@ import torch
 
 from pacer.models.sizes import TOKENS
 from pacer.planning.parts import Part, learning_bytes, parts
-from pacer.planning.steps import measured, steps
+from pacer.planning.steps import LATER, Step, measured, steps
 from pacer.planning.wanted import wanted
 from pacer.settings import Settings
 
@@ -37,7 +37,11 @@ def show(settings: Settings, verb: str) -> None:
     if verb == "fetch" or (verb == "profile" and settings.profile.weights == "random"):
         return
     print("\nstages")
-    stages = [*steps(settings, found), *([measured(settings)] if verb == "evaluate" else [])]
+    stages = list(steps(settings, found))
+    if verb == "evaluate":
+        stages.append(measured(settings))
+    if verb in ("advise", "replay"):
+        stages.append(Step("dense table", LATER, "with the weights"))
     for step in stages:
         print(f"  {step.state:9}{step.what:50} {step.where}".rstrip())
     if not stages:

@@ -11,7 +11,7 @@ from pacer.artifacts import Stage
 from pacer.assemble import checkpoint_folder
 from pacer.choices import HEADS
 from pacer.exit_methods import EXIT_DRAFTERS, wanted_exits, wanted_judges
-from pacer.exit_stage import exits_key, layerskip_key, stage_on
+from pacer.exit_stage import exits_key, layerskip_key, of_kind, stage_on
 from pacer.feature_methods import FEATURE_DRAFTER
 from pacer.feature_stage import feature_key
 from pacer.planning.wanted import Wanted, named
@@ -77,14 +77,11 @@ def _on_the_corpus(settings: Settings, found: Wanted) -> Iterator[tuple[str, str
         yield f"exits after {exits.layers} layers ({exits.kind})", "exits", exits_key(settings, [])
     if found.part == "layerskip":
         yield "the model tuned to exit early", "layerskip", layerskip_key(settings)
-    if settings.model.feature.source is None and (
-        found.part == "feature_draft" or any(m.drafter == FEATURE_DRAFTER for m in found.methods)
-    ):
+    if settings.model.feature.source is None and found.feature:
         yield "a drafter fed by the target", "feature", feature_key(settings)
     for kind, layers in wanted_exits(found.methods, exits).items():
-        own = exits if kind == exits.kind else replace(exits, kind=kind, source=None, layers=[], weights=[])
-        if kind != "shared" and own.source is None:
-            chosen = replace(settings, model=replace(settings.model, exits=own))
+        chosen = of_kind(settings, kind)
+        if kind != "shared" and chosen.model.exits.source is None:
             yield f"exits after {layers} layers ({kind})", "exits", exits_key(chosen, layers)
 
 

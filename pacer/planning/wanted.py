@@ -11,12 +11,14 @@ from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.assemble import checkpoint_folder
 from pacer.choices import HEADS
 from pacer.errors import ConfigError, SourceError
+from pacer.evaluation.advice import advises_on_exits, rules_over_the_draft
 from pacer.exit_methods import wanted_exits
+from pacer.feature_methods import FEATURE_DRAFTER
 from pacer.rules import needed_by
 from pacer.settings import MethodSettings, Settings
 from pacer.stages import drafts_with_a_model
 
-VERBS = ("evaluate", "export", "fetch", "generate", "label", "profile", "train")
+VERBS = ("advise", "evaluate", "export", "fetch", "generate", "label", "profile", "replay", "train")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Wanted:
     def draft(self) -> bool:
         """Whether there is a draft model."""
         return self.part == "draft" or self.full_head or any(map(drafts_with_a_model, self.methods))
+
+    @property
+    def feature(self) -> bool:
+        """Whether there is a drafter fed by the target."""
+        return self.part == "feature_draft" or any(m.drafter == FEATURE_DRAFTER for m in self.methods)
 
     def needs(self, name: str) -> bool:
         """Whether a rule over the draft model's tokens needs this part."""
@@ -50,8 +57,12 @@ def wanted(settings: Settings, verb: str) -> Wanted:
         arms = settings.benchmark.arms
         methods = [method_settings(arm) for arm in arms if not is_reference(arm)]
         return Wanted(methods, full_head=any(arm.startswith(ASSISTED_ARMS) for arm in arms))
-    if verb == "generate":
+    if verb in ("generate", "replay"):
         return Wanted([settings.method])
+    if verb == "advise":
+        exits = settings.model.exits
+        trained = advises_on_exits(settings) and exits.source is None and exits.kind != "shared"
+        return Wanted(rules_over_the_draft(settings), "exits" if trained else None)
     if verb == "export":
         return _exported(settings)
     if verb == "label":

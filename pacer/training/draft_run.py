@@ -14,13 +14,14 @@ from pacer.assemble import checkpoint_folder, checkpoint_hash
 from pacer.data.batching import Loader, token_batches
 from pacer.data.corpus import Text
 from pacer.data.teacher import Predictions
-from pacer.errors import ConfigError, MismatchError
+from pacer.errors import MismatchError
 from pacer.files import stable_hash
 from pacer.models.draft import TrainableDraft, frequent_ids, load_draft, save_draft
 from pacer.models.stack import Stack
 from pacer.settings import DraftSettings, LoggerSettings, TrainerSettings
-from pacer.training.distill import IGNORE, DistillModule, collate_texts
+from pacer.training.distill import DistillModule, collate_texts
 from pacer.training.fit import fit, steps_of
+from pacer.training.losses import check_stored, rows_of
 
 VALIDATION_TEXTS = 24  # of each task
 
@@ -78,8 +79,7 @@ def _loader(
     teacher: Callable[[str], Predictions] | None = None,
     prompt_labels: str = "text",
 ) -> Loader:
-    head_of = torch.full((vocab,), IGNORE)
-    head_of[head_ids] = torch.arange(len(head_ids))
+    head_of = rows_of(head_ids, vocab)
     return Loader(
         batches,
         lambda rows: collate_texts(
@@ -113,9 +113,7 @@ def train_draft(
     module_draft = starting_draft(target, head_ids, draft, trainer.start_from, always)
     assert module_draft.stack.head_ids is not None
     head_ids = module_draft.stack.head_ids
-    if trainer.kl_weight and trainer.teacher_top_k >= len(head_ids):
-        k, allowed = trainer.teacher_top_k, f"less than the head's {len(head_ids)} ids"
-        raise ConfigError("trainer.teacher_top_k", value=k, allowed=allowed)
+    check_stored(trainer, len(head_ids))
     lengths = [len(t.prompt_ids) + len(t.output_ids) for t in texts]
     batches = token_batches(lengths, trainer.tokens_per_batch, seed=trainer.seed, epochs=trainer.epochs)
     held_out = validation_texts(held_out)

@@ -29,7 +29,7 @@ from pacer.models.copying import token_of
 from pacer.models.exits import ExitHead, as_module
 from pacer.models.stack import Stack, causal_mask
 from pacer.settings import TrainerSettings
-from pacer.training.losses import IGNORE, chunked, token_losses
+from pacer.training.losses import IGNORE, chunked, rows_of, token_losses
 from pacer.training.optim import adamw
 
 RUN = 8  # longest run of agreements that counts: drafts are no longer than that
@@ -172,11 +172,7 @@ class ExitModule(JudgedExits):
         self.heads = as_module(heads)
         self.shares = [w / sum(weights) for w in weights] or [1 / len(heads)] * len(heads)
         one = next(iter(heads.values()))
-        head_of = torch.arange(target.vocab_size)
-        if one.head_ids is not None:
-            head_of = torch.full_like(head_of, IGNORE)
-            head_of[one.head_ids.cpu()] = torch.arange(len(one.head_ids))
-        self.register_buffer("head_of", head_of, persistent=False)
+        self.register_buffer("head_of", rows_of(one.head_ids, target.vocab_size), persistent=False)
         self.head_of: Tensor
 
     def training_step(self, batch: dict[str, Any], index: int) -> Tensor:

@@ -10,13 +10,13 @@ import torch
 
 from pacer.data.batching import Loader, token_batches
 from pacer.data.corpus import Text
-from pacer.errors import ConfigError
 from pacer.models.exits import make_exits, reduced_ids, save_exits
 from pacer.models.stack import Stack
 from pacer.settings import ExitSettings, LoggerSettings, TrainerSettings
 from pacer.training.draft_run import validation_texts
 from pacer.training.exits import RUN, ExitModule, collate_ids
 from pacer.training.fit import fit, steps_of
+from pacer.training.losses import check_stored
 
 
 def loaders(texts: Sequence[Text], held_out: Sequence[Text], trainer: TrainerSettings) -> tuple[Loader, Loader]:
@@ -52,9 +52,7 @@ def train_exits(
     """
     ids = reduced_ids((t.prompt_ids + t.output_ids for t in texts), exits.head_size, always, target.vocab_size)
     size = target.vocab_size if ids is None else len(ids)
-    if trainer.kl_weight and trainer.teacher_top_k >= size:
-        allowed = f"less than the heads' {size} ids"
-        raise ConfigError("trainer.teacher_top_k", value=trainer.teacher_top_k, allowed=allowed)
+    check_stored(trainer, size)
     torch.manual_seed(trainer.seed)
     heads = make_exits(
         target, exits.kind, exits.layers, ids, attention_only=exits.attention_only, dtype=torch.float32

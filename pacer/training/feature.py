@@ -26,7 +26,7 @@ from pacer.models.copying import token_of
 from pacer.models.feature import FeatureDraft
 from pacer.settings import FeatureDraftSettings, TrainerSettings
 from pacer.training.exits import choices, rung_states
-from pacer.training.losses import IGNORE, chunked, token_losses
+from pacer.training.losses import IGNORE, chunked, rows_of, token_losses
 from pacer.training.optim import adamw
 
 JUDGED = 5  # tokens of the drafts that are judged
@@ -116,11 +116,7 @@ class FeatureModule(lightning.LightningModule):
         if settings.dropout:
             raise ConfigError("trainer.dropout is for the pre-verifier", value=settings.dropout, allowed="0")
         self.draft, self.settings, self.own, self.total_steps = draft, settings, own, total_steps
-        head_of = torch.arange(draft.target.vocab_size)
-        if draft.head_ids is not None:
-            head_of = torch.full_like(head_of, IGNORE)
-            head_of[draft.head_ids.cpu()] = torch.arange(len(draft.head_ids))
-        self.register_buffer("head_of", head_of, persistent=False)
+        self.register_buffer("head_of", rows_of(draft.head_ids, draft.target.vocab_size), persistent=False)
         self.head_of: Tensor
         self.scores = DraftScores()
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from pacer.data.corpus import Text
-from pacer.errors import ConfigError
 from pacer.models.exits import reduced_ids
 from pacer.models.feature import FeatureDraft, save_feature
 from pacer.models.stack import Stack
@@ -17,6 +16,7 @@ from pacer.settings import FeatureDraftSettings, FeatureSettings, LoggerSettings
 from pacer.training.exits_run import loaders
 from pacer.training.feature import JUDGED, FeatureModule
 from pacer.training.fit import fit, steps_of
+from pacer.training.losses import check_stored
 
 
 def train_feature(
@@ -41,9 +41,7 @@ def train_feature(
     """
     ids = reduced_ids((t.prompt_ids + t.output_ids for t in texts), feature.head_size, always, target.vocab_size)
     size = target.vocab_size if ids is None else len(ids)
-    if trainer.kl_weight and trainer.teacher_top_k >= size:
-        allowed = f"less than the head's {size} ids"
-        raise ConfigError("trainer.teacher_top_k", value=trainer.teacher_top_k, allowed=allowed)
+    check_stored(trainer, size)
     torch.manual_seed(trainer.seed)
     draft = FeatureDraft(target, ids, head=feature.head, layer=feature.layer, dtype=torch.float32)
     learned, judged = loaders(texts, held_out, trainer)

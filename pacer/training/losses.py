@@ -18,7 +18,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from pacer.errors import ConfigError
+from pacer.settings import TrainerSettings
+
 IGNORE = -100  # a label, or a stored id, that the head lacks
+
+
+def rows_of(head_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Token id → its row of a head over ``head_ids`` (None: all), IGNORE where the head lacks it ``(vocabulary,)``."""
+    if head_ids is None:
+        return torch.arange(vocab_size)
+    rows = torch.full((vocab_size,), IGNORE)
+    rows[head_ids.cpu()] = torch.arange(len(head_ids))
+    return rows
+
+
+def check_stored(trainer: TrainerSettings, head_size: int) -> None:
+    """Refuse predictions of as many ids as the head has: none would be left for the bucket.
+
+    Raises:
+        ConfigError: the trainer's ``teacher_top_k`` is too large.
+    """
+    if trainer.kl_weight and trainer.teacher_top_k >= head_size:
+        allowed = f"less than the head's {head_size} ids"
+        raise ConfigError("trainer.teacher_top_k", value=trainer.teacher_top_k, allowed=allowed)
 
 
 def token_losses(logits: Tensor, labels: Tensor, teacher: Sequence[Tensor] | None, weight: float) -> Tensor:

@@ -58,6 +58,9 @@ def test_it_tunes_then_measures_and_goes_on(
     assert bench_all.main(command) == 0
     line: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert {row["family"] for row in line["ranks"]} == {"ar", *few} and line["ok"] and not line["failed"]
+    table = Path(line["written"]).with_name("ranks.md").read_text().splitlines()
+    assert table[0] == "| rank | method | × AR [95 % interval] | gsm8k | mt_bench for sharegpt |"
+    assert len(table) == 2 + 1 + len(few) and any(row.startswith("| 1 | ") for row in table)
     rows = json.loads(Path(line["written"]).read_text())["rows"]
     assert {row["benchmark"] for row in rows} == {"gsm8k", "mt_bench for sharegpt"}
     assert all(row["exact"] for row in rows if row["arm"] != "ar")

@@ -203,7 +203,10 @@ def test_hub_models_offline(
 def test_another_verb_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         report.main(["dry_run=true"])
-    assert "this verb has no plan: 'report dry_run=true'; allowed: evaluate, export, fetch" in capsys.readouterr().err
+    assert (
+        "this verb has no plan: 'report dry_run=true'; allowed: advise, evaluate, export, fetch"
+        in capsys.readouterr().err
+    )
 
 
 def test_sizes_for_people() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from pacer.decoding.controllers.base import Controller
-from pacer.decoding.parts import Range
+from pacer.decoding.parts import Range, allows
 
 
+@allows(gamma=Range(2, whole=True))  # of a chunk of one token nothing is ever gained
 @dataclass
 class Balanced(Controller):
     """``gamma`` tokens; None: round(1/c), c measured while both run (arXiv 2408.11850)."""
@@ -18,7 +19,6 @@ class Balanced(Controller):
 
     reads_record = False
     stop = full = "balanced"
-    values: ClassVar = {"gamma": Range(2, whole=True)}  # of a chunk of one token nothing is ever gained
 
     def __post_init__(self) -> None:
         if self.gamma is not None:

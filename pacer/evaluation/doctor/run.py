@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ Answer = list[Finding] | str  # findings, or why it was not checked
 
 def examine(settings: Settings) -> dict[str, Any]:
     """Everything that was measured: acceptance, findings by effect, what was checked and what was not, and why."""
-    cache = Path(settings.paths.cache).expanduser()
+    cache = settings.paths.cache_folder
     case = Case(settings, cache, load_target(settings.model, cache), gather.choose_prompts(settings))
     gather.find_draft(case)
     gather.find_corpus(case)
