@@ -2,6 +2,7 @@
 
 A difference fails unless the reference's top-2 margin there is below 1e-4: such near-ties are printed and counted, and
 the comparison goes on from the reference's prefix. Sampled output is checked by the chi-square tests of the test suite.
+The same command goes on where it was stopped, as long as the code is the commit's.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings, program
+from pacer.app import load_settings, program, run_folder
 from pacer.arms import method_settings
+from pacer.artifacts import provenance, write_json
 from pacer.assemble import Models, make_decoder
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
@@ -24,6 +26,7 @@ from pacer.evaluation.arms import make_arm
 from pacer.evaluation.runner import load_benchmarks, make_requests
 from pacer.feature_stage import feature_checkpoint
 from pacer.progress import progress
+from pacer.settings import SamplingSettings
 from pacer.stages import build
 from pacer.stopping import check_stop
 
@@ -114,28 +117,46 @@ def prepare(words: Sequence[str]) -> tuple[Models, list[Request]]:
     return models, requests
 
 
-@program
-def main(words: list[str]) -> int:
-    models, requests = prepare(words)
-    settings = load_settings(words).sampling
-    generate = make_arm("hf_generate", models, settings)
-    reference: dict[str, Any] = {}
-    for request in progress(requests, "generate", "prompt"):
-        reference[request.id] = generate.run([request])[0]["ids"]
+def begun(path: Path, commit: str | None) -> dict[str, Any]:
+    """What an earlier call at this commit has checked; nothing where the code differs from it."""
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    clean = commit is not None and "+" not in commit
+    return found if clean and found.get("commit") == commit else {"commit": commit, "reference": {}, "rows": []}
+
+
+def check(models: Models, requests: Sequence[Request], sampling: SamplingSettings, path: Path) -> list[dict[str, Any]]:
+    """Every method in every batch size; what is done is in the file, and is not done again."""
+    found = begun(path, provenance()["commit"])
+    generate = make_arm("hf_generate", models, sampling)
+    for request in progress([r for r in requests if r.id not in found["reference"]], "generate", "prompt"):
+        found["reference"][request.id] = generate.run([request])[0]["ids"]
         check_stop()
-    table = []
+    done = {(row["method"], row["batch"]) for row in found["rows"]}
     for name in METHODS:
-        decoder = make_decoder(method_settings(name), models, settings)
+        decoder = make_decoder(method_settings(name), models, sampling)
         for size in BATCHES:
+            if (name, size) in done:
+                continue
             run = in_batches(decoder, size)
-            found = compare(f"{name}, batch {size}", run, requests, reference, models)
-            table.append({"method": name, "batch": size, **found})
+            row = compare(f"{name}, batch {size}", run, requests, found["reference"], models)
+            found["rows"].append({"method": name, "batch": size, **row})
+            write_json(path, found)
             print(
-                f"{name:32} batch {size}: {found['tokens']:6} tokens, {len(found['differences'])} differences, "
-                f"{len(found['near_ties'])} near-ties",
+                f"{name:32} batch {size}: {row['tokens']:6} tokens, {len(row['differences'])} differences, "
+                f"{len(row['near_ties'])} near-ties",
                 flush=True,
             )
             check_stop()
+    rows: list[dict[str, Any]] = found["rows"]
+    return rows
+
+
+@program
+def main(words: list[str]) -> int:
+    models, requests = prepare(words)
+    settings = load_settings(words)
+    path = run_folder(settings, "check_exact") / "checked.json"
+    table = check(models, requests, settings.sampling, path)
     for row in table:
         for event in [*row["differences"], *row["near_ties"]]:
             print(json.dumps(event))
@@ -148,7 +169,7 @@ def main(words: list[str]) -> int:
     ties = sum(len(row["near_ties"]) for row in table)
     ok = differences == 0 and chi.returncode == 0 and ties <= max(1, tokens * MOST_NEAR_TIES)
     figures = {"prompts": len(requests), "tokens": tokens, "differences": differences, "near_ties": ties}
-    print(json.dumps({**figures, "chi_square_passed": chi.returncode == 0, "ok": ok}))
+    print(json.dumps({**figures, "chi_square_passed": chi.returncode == 0, "written": str(path), "ok": ok}))
     return 0 if ok else 1
 
 

@@ -1,4 +1,4 @@
-"""Every command in README and CONTRIBUTING runs, with tiny models in place of the named ones."""
+"""Every command in README and CONTRIBUTING runs, with tiny models in place of the named ones (T94)."""
 
 from __future__ import annotations
 

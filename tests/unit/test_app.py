@@ -100,6 +100,7 @@ def test_errors_name_the_key_and_the_choices(word: str, parts: tuple[str, ...]) 
 
 
 def test_typo_in_an_experiment_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """H106, H107."""
     folder = tmp_path / "mine" / "experiment"
     folder.mkdir(parents=True)
     (folder / "good.yaml").write_text("# @package _global_\nname: mine\ntrainer: {lr: 0.5}\n")

@@ -10,11 +10,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from pacer.data.corpus import Text
 from pacer.data.prompts import LIMITS, NAMES, Prompt, encode, is_tuning, load_prompts, part_of
 from pacer.errors import ConfigError, SourceError
 from pacer.evaluation.runner import load_benchmarks
 from pacer.resources import resource
 from pacer.settings import BenchmarkSettings
+from pacer.training.exits import collate_ids
 
 ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "How many?", "answer": "1 + 1 = 2\n#### 2"},
@@ -183,6 +185,7 @@ def test_the_hub_out_of_reach_is_one_error_about_local_files(
 
 
 def test_few_shot_examples_come_from_train(tmp_path: Path) -> None:
+    """D110."""
     train = [{"question": f"train {i}?", "answer": f"#### {i}"} for i in range(4)]
     _write(tmp_path / "gsm8k" / "train.jsonl", train)
     _write(tmp_path / "gsm8k" / "test.jsonl", [{"question": "test?", "answer": "#### 9"}])
@@ -212,6 +215,17 @@ def test_encoding_with_and_without_a_chat_template() -> None:
     assert encode(Prompt("x", "gsm8k", "a", {}, (("b", "b"),)), chat) == [4, 3, 5, 3, 4, 2, 5]
     assert encode("a b", _tokenizer(None, "<s>")) == [1, 2, 3]
     assert encode("a b", _tokenizer(None, None)) == [2, 3]
+
+
+def test_the_loss_mask_follows_the_rendered_prompt() -> None:
+    """T85: of a chat of two turns exactly the answer's tokens are learnt, each predicted from the one before it."""
+    template = "{% for m in messages %}{{ 'Q' if m.role == 'user' else 'A' }} {{ m.content }} {% endfor %}"
+    chat = _tokenizer(template + "{% if add_generation_prompt %}A{% endif %}", "<s>")
+    prompt = encode(Prompt("x", "gsm8k", "a", {}, (("b", "b"),)), chat)
+    text = Text("x", "gsm8k", prompt, [3, 2], True)
+    batch = collate_ids([text], prompt_weight=0.0)
+    assert batch["ids"].tolist() == [[4, 3, 5, 3, 4, 2, 5, 3, 2]]
+    assert batch["weights"].tolist() == [[0, 0, 0, 0, 0, 0, 1, 1, 0]]
 
 
 def test_parts_are_stable_and_of_the_given_size() -> None:

@@ -263,6 +263,7 @@ def test_newlines_between_sentences_change_nothing(summary: list[str], reference
 
 
 def test_lsum_is_not_l() -> None:
+    """D112."""
     scores = rouge([PAIRS[0][0]], [PAIRS[0][1]])
     assert (scores["rougeLsum"] or 0) > (scores["rougeL"] or 0) > 0
 
