@@ -46,7 +46,8 @@ TUNING_SHARE, TUNING_TOKENS, TUNING_PROMPTS = 0.35, 32, 1  # of the time box; to
 FIGURES = (
     "prompts", "failed", "tokens_per_second", "ratio_to_ar", "ratio_low", "ratio_high", "tokens_per_verify",
     "mean_drafted", "acceptance_rate", "acceptance_by_context", "share", "first_token_seconds_p50",
-    "first_token_seconds_p95", "latency_seconds_p50", "latency_seconds_p95", "exact", "exact_detail", "score",
+    "first_token_seconds_p95", "latency_seconds_p50", "latency_seconds_p95", "exact", "exact_detail", "agreement",
+    "score",
 )  # fmt: skip
 
 
@@ -110,8 +111,19 @@ def ranks_table(found: Mapping[str, Any]) -> str:
         over = number(row["ratio_to_ar"])
         over += "" if row["ratio_low"] is None else f" [{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
         each = " | ".join(number(speed.get((row["arm"], benchmark))) for benchmark in benchmarks)
-        lines.append(f"| {rank} | {row['arm']} | {over} | {each} |")
+        name = (
+            row["arm"]
+            if row["guarantee"] == "exact"
+            else f"{row['arm']} ({row['guarantee']}: {left(found, row['arm'])})"
+        )
+        lines.append(f"| {rank} | {name} | {over} | {each} |")
     return "\n".join(lines)
+
+
+def left(found: Mapping[str, Any], arm: str) -> str:
+    """How much of AR's text a lossy method leaves, on the benchmark where it leaves most and where least."""
+    shares = [row["agreement"]["same_tokens"] for row in found["rows"] if row["arm"] == arm and row["agreement"]]
+    return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of AR's tokens" if shares else "not compared with AR"
 
 
 def number(value: float | None) -> str:

@@ -45,13 +45,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Two threads for tests with the real model, where no other worker needs the second core."""
-    if request.node.get_closest_marker("real") and "PYTEST_XDIST_WORKER" not in os.environ:
-        torch.set_num_threads(2)
-        yield
-        torch.set_num_threads(1)
-    else:
-        yield
+    """One thread, whatever the tests before left; two with the real model, where no other worker needs the core."""
+    real = request.node.get_closest_marker("real") and "PYTEST_XDIST_WORKER" not in os.environ
+    torch.set_num_threads(2 if real else 1)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -42,6 +42,18 @@ def test_lossy_methods_are_ranked_apart() -> None:
     assert [(row["arm"], row["rank"]) for row in rows] == [("x", 1), ("ar", 2), ("z", 3), ("y", 1)]
 
 
+def test_a_lossy_method_says_what_it_leaves() -> None:
+    ranks = [{"arm": "y", "guarantee": "lossy", "rank": 1, "ratio_to_ar": 2.0, "ratio_low": 1.9, "ratio_high": 2.1}]
+    rows = [
+        {"arm": "y", "benchmark": b, "ratio_to_ar": 2.0, "agreement": {"same_tokens": share}}
+        for b, share in (("one", 0.031), ("two", 0.25))
+    ]
+    table = bench_all.ranks_table({"ranks": ranks, "rows": rows})
+    assert "| lossy 1 | y (lossy: 3 to 25 % of AR's tokens) | 2.00 [1.90, 2.10] | 2.00 | 2.00 |" in table
+    bare = bench_all.ranks_table({"ranks": ranks, "rows": [{**rows[0], "agreement": None}]})
+    assert "(lossy: not compared with AR)" in bare
+
+
 def test_it_tunes_then_measures_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
