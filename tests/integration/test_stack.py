@@ -25,7 +25,7 @@ ALL = [*sorted(FAMILIES), *VARIANTS]
 
 
 def _close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=1e-5)  # what passes of other lengths round otherwise (L11)
+    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=1e-5)  # passes of other lengths round otherwise (L11)
 
 
 def _states(model: PreTrainedModel, ids: Tensor) -> tuple[list[Tensor], Tensor]:
