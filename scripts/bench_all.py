@@ -15,6 +15,7 @@ from typing import Any
 from pacer.app import load_settings, program
 from pacer.artifacts import write_atomic, write_json
 from pacer.evaluate import measured
+from pacer.reporting.tables import interval, markdown, number
 from pacer.settings import Settings
 
 # What is tried of each family; the first is its published or default setting.
@@ -102,32 +103,23 @@ def ranks_table(found: Mapping[str, Any]) -> str:
     """The ranks for people: over all benchmarks with the interval, and on each. Markdown."""
     speed = {(row["arm"], row["benchmark"]): row["ratio_to_ar"] for row in found["rows"]}
     benchmarks = list(dict.fromkeys(benchmark for _, benchmark in speed))
-    lines = [
-        f"| rank | method | × AR [95 % interval] | {' | '.join(benchmarks)} |",
-        f"| ---: | --- | ---: | {' | '.join('---:' for _ in benchmarks)} |",
+    rows = [
+        ["rank", "method", "× AR [95 % interval]", *benchmarks],
+        ["---:", "---", "---:", *("---:" for _ in benchmarks)],
     ]
     for row in found["ranks"]:
-        rank = f"{row['rank']}" if row["guarantee"] == "exact" else f"{row['guarantee']} {row['rank']}"
-        over = number(row["ratio_to_ar"])
-        over += "" if row["ratio_low"] is None else f" [{number(row['ratio_low'])}, {number(row['ratio_high'])}]"
-        each = " | ".join(number(speed.get((row["arm"], benchmark))) for benchmark in benchmarks)
-        name = (
-            row["arm"]
-            if row["guarantee"] == "exact"
-            else f"{row['arm']} ({row['guarantee']}: {left(found, row['arm'])})"
-        )
-        lines.append(f"| {rank} | {name} | {over} | {each} |")
-    return "\n".join(lines)
+        rank, name = str(row["rank"]), row["arm"]
+        if row["guarantee"] != "exact":
+            rank, name = f"{row['guarantee']} {rank}", f"{name} ({row['guarantee']}: {left(found, name)})"
+        each = (number(speed.get((row["arm"], benchmark)), 2) for benchmark in benchmarks)
+        rows.append([rank, name, interval(row), *each])
+    return markdown(rows)
 
 
 def left(found: Mapping[str, Any], arm: str) -> str:
     """How much of AR's text a lossy method leaves, on the benchmark where it leaves most and where least."""
     shares = [row["agreement"]["same_tokens"] for row in found["rows"] if row["arm"] == arm and row["agreement"]]
     return f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of AR's tokens" if shares else "not compared with AR"
-
-
-def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
 
 
 def report(found: Mapping[str, Any], path: str) -> int:

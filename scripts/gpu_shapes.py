@@ -31,6 +31,7 @@ from pacer.models.sources import pick_device
 from pacer.provenance import provenance
 from pacer.random_models import random_models
 from pacer.reporting.paper.published import published
+from pacer.reporting.tables import markdown
 from pacer.settings import SamplingSettings, Settings, SourceSettings
 from pacer.stopping import check_stop
 
@@ -128,8 +129,7 @@ def lines_of(found: dict[str, dict[str, Any]]) -> list[Line]:
 
 
 def table(rows: Sequence[Line], head: Line) -> str:
-    cells = [head, ("---",) * 4, *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+    return markdown([head, ("---",) * 4, *rows])
 
 
 @program

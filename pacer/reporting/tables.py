@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -79,10 +79,14 @@ def to_markdown(results: Mapping[str, Any], *, command: str, machine: str, notes
     for block in blocks_of(results):
         header = [f"{name} ({unit})" if unit else name for name, unit in block.header]
         table = [header, ["---", *["---:"] * (len(header) - 1)], *block.body]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-        parts.append(f"**{block.title}**\n\n" + "\n".join(lines))
+        parts.append(f"**{block.title}**\n\n{markdown(table)}")
     listed = [f"- {note}" for note in [*notes_of(results), *notes, f"Command: `{command}`", f"Machine: {machine}"]]
     return "\n\n".join([*parts, "\n".join(listed)]) + "\n"
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """Lines of a Markdown table; the second row says how columns are aligned (``---``, ``---:``)."""
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def to_text(
@@ -112,7 +116,7 @@ def blocks_of(results: Mapping[str, Any]) -> list[Block]:
     if len(blocks) > 1:
         lossy = {row["arm"]: row["guarantee"] for row in rows}
         ratio = [("method", ""), ("ratio to AR", _interval_unit(results))]
-        body = [[label({**o, "guarantee": lossy[o["arm"]]}), _interval(o)] for o in results.get("overall", [])]
+        body = [[label({**o, "guarantee": lossy[o["arm"]]}), interval(o)] for o in results.get("overall", [])]
         blocks.append(Block(f"geometric mean over the {len(blocks)} benchmarks", ratio, body))
     return blocks + _score_blocks(rows) + _loss_blocks(rows, results.get("reference", "ar"))
 
@@ -129,10 +133,10 @@ def _columns(results: Mapping[str, Any]) -> list[Column]:
     if any((row.get("share") or {}).get("intermediate") for row in results["rows"]):
         parts.insert(2, ("interm.", "intermediate"))
     return [
-        Column("speed", "tokens/s", lambda row: _number(row["tokens_per_second"], 1)),
-        Column("ratio to AR", _interval_unit(results), _interval),
-        Column("τ", "tok/pass", lambda row: _number(row["tokens_per_verify"], 2)),
-        Column("mean draft", "tokens", lambda row: _number(row["mean_drafted"], 2)),
+        Column("speed", "tokens/s", lambda row: number(row["tokens_per_second"], 1)),
+        Column("ratio to AR", _interval_unit(results), interval),
+        Column("τ", "tok/pass", lambda row: number(row["tokens_per_verify"], 2)),
+        Column("mean draft", "tokens", lambda row: number(row["mean_drafted"], 2)),
         Column("accepted", "%", lambda row: _percent(row["acceptance_rate"])),
         *[Column(name, "% time", partial(_share, key)) for name, key in parts],
         Column("exact", "", exact),
@@ -223,14 +227,16 @@ def _interval_unit(results: Mapping[str, Any]) -> str:
     return f"× [{100 * results.get('level', 0.95):g} % interval]"
 
 
-def _interval(row: Row) -> str:
+def interval(row: Row) -> str:
+    """Speed over AR with its interval."""
     if row["ratio_to_ar"] is None:
         return MISSING
     text = f"{row['ratio_to_ar']:.2f}"
     return text if row["ratio_low"] is None else f"{text} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
+    """A figure, or what stands for one that was not measured."""
     return MISSING if value is None else f"{value:.{digits}f}"
 
 

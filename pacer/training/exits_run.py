@@ -52,7 +52,7 @@ def train_exits(
     """
     ids = reduced_ids((t.prompt_ids + t.output_ids for t in texts), exits.head_size, always, target.vocab_size)
     size = target.vocab_size if ids is None else len(ids)
-    check_stored(trainer, size)
+    check_stored(trainer, size, "heads'")
     torch.manual_seed(trainer.seed)
     heads = make_exits(
         target, exits.kind, exits.layers, ids, attention_only=exits.attention_only, dtype=torch.float32

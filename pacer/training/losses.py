@@ -33,14 +33,17 @@ def rows_of(head_ids: Tensor | None, vocab_size: int) -> Tensor:
     return rows
 
 
-def check_stored(trainer: TrainerSettings, head_size: int) -> None:
+def check_stored(trainer: TrainerSettings, head_size: int, whose: str = "head's") -> None:
     """Refuse predictions of as many ids as the head has: none would be left for the bucket.
+
+    Args:
+        whose: ids these are, for the error.
 
     Raises:
         ConfigError: the trainer's ``teacher_top_k`` is too large.
     """
     if trainer.kl_weight and trainer.teacher_top_k >= head_size:
-        allowed = f"less than the head's {head_size} ids"
+        allowed = f"less than the {whose} {head_size} ids"
         raise ConfigError("trainer.teacher_top_k", value=trainer.teacher_top_k, allowed=allowed)
 
 

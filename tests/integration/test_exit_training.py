@@ -286,7 +286,7 @@ def test_exits_that_share_all_are_measured_alone(tmp_path: Path) -> None:
 
 
 def test_too_many_ids_of_a_prediction(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.teacher_top_k: 60; allowed: less than the head's 60 ids"):
+    with pytest.raises(ConfigError, match=r"trainer\.teacher_top_k: 60; allowed: less than the heads' 60 ids"):
         run(tmp_path, teacher_top_k=60)
     with pytest.raises(ConfigError, match=r"trainer\.dropout is for the pre-verifier: 0\.1; allowed: 0"):
         run(tmp_path, dropout=0.1)

@@ -25,7 +25,7 @@ ALL = [*sorted(FAMILIES), *VARIANTS]
 
 
 def _close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=3e-5, rtol=1e-5)  # passes of other lengths round otherwise (L11)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def _states(model: PreTrainedModel, ids: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -101,8 +101,9 @@ def test_rows_of_their_own_length_equal_single_rows(family: str) -> None:
 
 @pytest.mark.parametrize("family", ALL)
 def test_blocks_of_memory_hold_the_same(family: str) -> None:
-    ids, reference = _ids(), tiny_model(family, LAYERS)
-    stack = tiny_stack(family, LAYERS)
+    """In float64: passes of other lengths round otherwise, in float32 by more than the bound on some processors."""
+    ids, reference = _ids(), tiny_model(family, LAYERS).double()
+    stack = Stack(tiny_model(family, LAYERS).double())
     lanes = [Lane(stack, 0, 2, block=4), Lane(stack, 2, LAYERS, block=4)]
     for lane in lanes:
         lane.reset(2, ids.shape[1])

@@ -32,7 +32,7 @@ class Online(Controller, Generic[State]):
 
     def fresh(self) -> State:
         """The state of a request that nothing is known of."""
-        raise NotImplementedError  # what a rule remembers is what it is
+        raise NotImplementedError  # abstract: each rule remembers something else
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         kept = self.states[: len(rows)] if self.warm else []

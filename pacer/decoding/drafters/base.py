@@ -99,7 +99,7 @@ class Drafter(Part):
         Returns:
             ids ``(B, 1)`` and, when sampling, the distribution they were drawn from ``(B, 1, V)`` (None: one-hot).
         """
-        raise NotImplementedError  # the one question that has no answer of its own
+        raise NotImplementedError  # abstract: what every drafter must do itself
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget the drafts beyond ``lengths`` tokens of each row."""

@@ -12,6 +12,7 @@ from itertools import groupby, zip_longest
 from pacer.reporting.gather import MISSING
 from pacer.reporting.paper.published import Published, sources
 from pacer.reporting.paper.rows import NO_METHOD, Measured, Row, Table
+from pacer.reporting.tables import markdown
 
 NOT_RUN = "not run"
 WIDTHS = (46, 22, 11, 52, 26)  # of a terminal's columns: the row, each figure, unit, setting, machine
@@ -57,9 +58,8 @@ def to_markdown(table: Table, command: str) -> str:
     """With notes, the runs that the rows are of, and the command that made it."""
     head, body = cells(table)
     lines = [head, ["---", *["---:"] * (len(head) - 4), "---", "---", "---"], *body]
-    text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     notes = "\n".join(f"- {note}" for note in notes_of(table, command, "`"))
-    return f"**{table.title}**\n\n{text}\n\n{notes}\n"
+    return f"**{table.title}**\n\n{markdown(lines)}\n\n{notes}\n"
 
 
 def to_text(table: Table, command: str) -> str:
