@@ -111,7 +111,7 @@ def _entry(function: _Verb, positional: str | None) -> _Entry:
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> None:
         words = list(sys.argv[1:] if argv is None else argv)
-        code = _guarded(lambda: _run(function, words, positional))
+        code = _guarded(lambda: _run(function, words, positional, last=argv is None))
         if code:
             raise SystemExit(code)
 
@@ -132,7 +132,7 @@ def program(function: Callable[[list[str]], int]) -> Callable[[Sequence[str] | N
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
         def run() -> int:
-            with quiet_libraries(loud=_debug()), stop_signals(), file_errors():
+            with quiet_libraries(loud=_debug()), stop_signals(last=argv is None), file_errors():
                 return function(list(sys.argv[1:] if argv is None else argv))
 
         return _guarded(run)
@@ -154,7 +154,7 @@ def _guarded(run: Callable[[], int]) -> int:
         return _say("interrupted", EXIT_INTERRUPTED)
 
 
-def _run(function: _Verb, argv: list[str], positional: str | None) -> int:
+def _run(function: _Verb, argv: list[str], positional: str | None, *, last: bool) -> int:
     prompt, overrides = split_prompt(argv) if positional else (None, argv)
     check_overrides(overrides)
     help_text = inspect.cleandoc(function.__doc__ or "")
@@ -180,7 +180,7 @@ def _run(function: _Verb, argv: list[str], positional: str | None) -> int:
     name = Path(inspect.getfile(function)).stem
     try:
         with (
-            stop_signals(), quiet_libraries(loud), hydra_line(name, overrides), full_error("1"),
+            stop_signals(last), quiet_libraries(loud), hydra_line(name, overrides), full_error("1"),
             stopped_launcher(),
         ):  # fmt: skip
             hydra.main(version_base="1.3", config_path=str(resource("conf")), config_name="config")(job)()

@@ -59,8 +59,13 @@ def keep_stop_signals() -> None:
 
 
 @contextmanager
-def stop_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into stop requests inside the block; outside the main thread this changes nothing."""
+def stop_signals(last: bool = False) -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into stop requests inside the block; outside the main thread this changes nothing.
+
+    Args:
+        last: the process ends after the block. A SIGTERM that comes after it is ignored: it is too late to change what
+            was done, so it must not change the exit code either (a finished job would be queued again as a dead one).
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,5 +74,5 @@ def stop_signals() -> Iterator[None]:
         yield
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if last and number == signal.SIGTERM else handler)
         _requested.clear()

@@ -121,3 +121,12 @@ def test_signals(toy: Path, number: signal.Signals) -> None:
     _, error = process.communicate(timeout=60)
     assert process.returncode == 75
     assert b"the same command resumes" in error and b"Traceback" not in error
+
+
+@pytest.mark.parametrize(("name", "code"), [("done", 0), ("endless", 75)])
+def test_a_signal_after_the_work_does_not_change_the_exit_code(toy: Path, name: str, code: int) -> None:
+    term = "os.kill(os.getpid(), signal.SIGTERM)"
+    late = "import atexit, os, signal\natexit.register(lambda: " + term + ")\n"
+    toy.write_text(late + VERB.replace("time.sleep(0.01)", term))
+    done = run(toy, f"name={name}")
+    assert done.returncode == code, done.stderr
