@@ -10,6 +10,11 @@ FEATURES = ("logprob", "entropy", "margin", "match", "cumulative")  # what a pre
 SPLITS = ("report", "tune", "all")
 # Acceptance heads, each a controller, a section of the settings and a trainer.part of that name.
 HEADS = ("probe", "specdecpp")
+# How a pre-verifier's estimates of several tokens become one number, by what it has learnt; the first is the default.
+# Chances that all went well up to a token are averaged, chances given that all went well before are multiplied.
+BLOCK_RULES = {
+    "survival": ("mean", "min"), "conditional": ("product", "min"), "next": ("mean", "min"), "certain": ("mean", "min"),
+}  # fmt: skip
 TABLES = (  # of the papers, each an experiment table/NAME
     "pacer_main", "pacer_ablation", "pacer_ouroboros", "draft_lengths", "hispec_main", "hispec_batch", "hispec_sweep",
     "verification_wall",

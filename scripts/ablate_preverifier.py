@@ -20,13 +20,13 @@ from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
-from pacer.choices import FEATURES
+from pacer.choices import BLOCK_RULES, FEATURES
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
 from pacer.settings import ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
 from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
-from pacer.training.preverify import RULES, RoundScores, packed_logits
+from pacer.training.preverify import RoundScores, packed_logits
 from pacer.training.states import store_states
 
 log = logging.getLogger("pacer.ablate")
@@ -81,7 +81,7 @@ def held_out_scores(models: Models, held_out: Sequence[Pair], settings: Settings
     assert module is not None and models.draft is not None
     pairs = prepared(held_out, settings)
     stored = store_states(Path(settings.paths.runs) / "stages", models.draft, pairs)
-    scores = RoundScores(module.settings.gamma_max, RULES[module.settings.label])
+    scores = RoundScores(module.settings.gamma_max, BLOCK_RULES[module.settings.label][0])
     with torch.inference_mode():
         batches = packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0)
         for batch in packed_loader(pairs, batches, module.settings.label, models.draft.device, stored):

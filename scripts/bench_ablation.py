@@ -2,6 +2,8 @@
 
 Each is replayed on the tuning prompts (predicted) and decoded on the others, all arms interleaved per prompt
 (measured). What needs a training of its own (index embedding, features, labels, width …) is `ablate_preverifier.sh`.
+Of the rules for a block those are compared that read what the pre-verifier has learnt: mean and minimum of survival,
+product and minimum with ``preverifier.label=conditional``.
 At a temperature above 0 nothing is replayed: acceptance, τ and speed are measured.
 """
 
@@ -13,6 +15,7 @@ from typing import Any
 from pacer.app import load_settings, program
 from pacer.arms import method_settings
 from pacer.artifacts import write_json
+from pacer.choices import BLOCK_RULES
 from pacer.evaluate import measured
 from pacer.evaluation.profiler import profile
 from pacer.evaluation.replay import rules
@@ -25,11 +28,15 @@ from pacer.stages import build
 
 SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
 LONG = {"gamma_max": 16}  # blocks and rules are compared without the tuned cap, which may be shorter than a block
-CHANGES: tuple[dict[str, Any], ...] = (
-    {}, {"lo": 0.0, "hi": 1.0}, {"rho": 1.0}, {"rho": 1.1},
-    *({"b": 2, "rule": rule, **LONG} for rule in ("mean", "product", "min")),
-    *({"b": b, **LONG} for b in (1, 3, 4, 5, 6)), {"gamma_max": 8}, LONG,
-)  # fmt: skip
+
+
+def changes(label: str) -> list[dict[str, Any]]:
+    """One value at a time; of the rules those that read the label."""
+    return [
+        {}, {"lo": 0.0, "hi": 1.0}, {"rho": 1.0}, {"rho": 1.1},
+        *({"b": 2, "rule": rule, **LONG} for rule in BLOCK_RULES[label]),
+        *({"b": b, **LONG} for b in (1, 3, 4, 5, 6)), {"gamma_max": 8}, LONG,
+    ]  # fmt: skip
 
 
 def arm(change: dict[str, Any]) -> str:
@@ -46,7 +53,8 @@ def predictions(table: Table, prices: Prices, tuned: dict[str, Any], arms: list[
 def main(arguments: list[str]) -> int:
     """Arguments: the pair (experiments pacer/NAME and replay/NAME) and settings."""
     pair, *words = arguments
-    arms = list(dict.fromkeys(arm(change) for change in CHANGES))
+    label = load_settings([f"+experiment=pacer/{pair}", *words]).preverifier.label
+    arms = [arm(change) for change in changes(label)]
     listed = ",".join(f'"{name}"' for name in ["ar", *arms])
     settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
     temperature = settings.sampling.temperature

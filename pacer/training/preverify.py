@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
-from pacer.choices import HEADS
+from pacer.choices import BLOCK_RULES, HEADS
 from pacer.data.labels import Rounds
 from pacer.data.packing import Packed, attention_mask, produced_states
 from pacer.evaluation.simulate import Outcome, best_fixed, oracle, tune, tune_threshold
@@ -137,10 +137,6 @@ class RoundScores:
         return {**values, "rule": self.rule}, paced, gamma, window, oracle(accepted, costs)
 
 
-# Survival estimates are averaged; estimates under the condition that all went well so far are multiplied.
-RULES = {"survival": "mean", "conditional": "product", "next": "mean", "certain": "mean"}
-
-
 class PreverifierModule(lightning.LightningModule):
     """Binary cross-entropy on the rounds' labels. The checkpoint is chosen by what the rounds would gain."""
 
@@ -152,7 +148,7 @@ class PreverifierModule(lightning.LightningModule):
 
     def _empty(self) -> RoundScores:
         own = self.module.settings
-        return RoundScores(own.gamma_max, RULES[own.label], self.settings.part in HEADS)
+        return RoundScores(own.gamma_max, BLOCK_RULES[own.label][0], self.settings.part in HEADS)
 
     def training_step(self, batch: Packed, index: int) -> Tensor:
         if index == 0:

@@ -68,7 +68,7 @@ def test_a_goal_is_reached_or_not() -> None:
 def test_bench_ablation(
     home: Path, temperature: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_ablation, "CHANGES", ({}, {"b": 2, "gamma_max": 4}))
+    monkeypatch.setattr(bench_ablation, "changes", lambda label: [{}, {"b": 2, "gamma_max": 4}])
     more = [f"sampling.temperature={temperature}", "replay.limit=2", "benchmark.limit=2"]
     bench_ablation.main(["demo", *tiny(home, "pacer/demo"), *more])
     rows = last_line(capsys)["rows"]

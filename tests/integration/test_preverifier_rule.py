@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacer.choices import FEATURES
-from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block_value
+from pacer.choices import BLOCK_RULES, CHOICES, FEATURES
+from pacer.decoding.controllers.preverifier import RULES, PreverifierRule, block_value, rule_for
 from pacer.decoding.distributions import signals
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError, MismatchError
@@ -229,6 +229,24 @@ def test_a_drawn_stop_id_ends_the_draft_at_the_block() -> None:
     stop = frozenset([drafted[2]])
     line = plain.generate(_requests(24, 1, stop_ids=stop))[0].rounds[1]
     assert line["drafted"] == drafted[:3] and line["stop"] == "eos"
+
+
+@pytest.mark.parametrize("label", CHOICES["preverifier.label"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_reads_what_the_layer_has_learnt(label: str, rule: str) -> None:
+    """Two label meanings, never mixed (DESIGN): a product of survival estimates is the chance of nothing."""
+    module = make_preverifier(DRAFT, label=label)
+    given = {"b": 2, "t0": 0.5, "rule": rule}
+    if rule == "min" or (rule == "product") == (label == "conditional"):
+        assert PreverifierRule.build(given, preverifier=(module, None)).rule == rule
+    else:
+        with pytest.raises(MismatchError, match=rf"does not read .* of {label} labels: '{rule}'.*preverifier\.label"):
+            PreverifierRule.build(given, preverifier=(module, None))
+        with pytest.raises(MismatchError):  # as tuned for the checkpoint
+            PreverifierRule.build({"b": 2, "t0": None, "rule": None}, preverifier=(module, given))
+    assert PreverifierRule.build({**given, "b": 1}, preverifier=(module, None)).b == 1, "of one token all are the same"
+    own = PreverifierRule.build({"b": 2, "rule": None}, preverifier=(module, None)).rule
+    assert own == rule_for(label, 2, None) == BLOCK_RULES[label][0]
 
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=6))

@@ -126,7 +126,8 @@ PACERS = [
 @pytest.mark.parametrize("attention", ["prefix", "block"])
 def test_pacer(values: dict[str, Any], attention: str) -> None:
     asked = some_requests()
-    module = make_preverifier(draft(), gamma_max=GAMMA, attention=attention)
+    label = "conditional" if values["rule"] == "product" else "survival"
+    module = make_preverifier(draft(), gamma_max=GAMMA, attention=attention, label=label)
     table, _ = made(module, asked)
     plan = rules.preverified(table, **values)
     controller = Counted(module, gamma_max=GAMMA, **values)
@@ -229,11 +230,12 @@ def test_arms_by_name() -> None:
 def test_the_table_survives_the_disk(tmp_path: Any) -> None:
     from pacer.evaluation.replay.table import load, save
 
-    table, _ = made(make_preverifier(draft(), gamma_max=12), some_requests())
+    table, _ = made(make_preverifier(draft(), gamma_max=12, label="conditional"), some_requests())
     save(table, tmp_path / "t.npz")
     again = load(tmp_path / "t.npz")
     assert again.ids == table.ids and again.tasks == table.tasks and again.score_width == table.score_width
     assert table.score_width == 12  # the module's own longest draft, not the table's
+    assert again.label == table.label == "conditional"
     assert again.reads_prefix == table.reads_prefix and list(again.signals) == list(table.signals)
     for name in ("prompt", "output", "rows", "start", "room", "run", "counts", "known", "reach"):
         assert (getattr(again, name) == getattr(table, name)).all()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacer.artifacts import Stage
-from pacer.errors import ConfigError, SourceError, UnsupportedError
+from pacer.errors import ConfigError, MismatchError, SourceError, UnsupportedError
 from pacer.evaluation.profiler import Point
 from pacer.evaluation.replay import choice, costs, evidence, results, rules, search
 from pacer.evaluation.replay.rules import Plan
@@ -273,6 +273,17 @@ def test_the_search_finds_what_was_planted() -> None:
     assert (rules.preverified(of, **pacer).drawn == of.run).all()
     assert speeds["pacer_lazy"] >= speeds["pacer"] > speeds["fixed"]  # a lazy rule may skip calls
     assert found["pacer_lazy"].usage.passes.shape[1:3] == (1, 4)
+
+
+@pytest.mark.parametrize(("label", "read"), [("survival", {"mean", "min"}), ("conditional", {"product", "min"})])
+def test_a_search_tries_the_rules_that_read_the_labels(label: str, read: set[str]) -> None:
+    of = replace(planted(1, 40), label=label)
+    found = search.families(of, costs.from_settings(CostSettings()))
+    tried = [s.values for family in ("pacer", "pacer_lazy") for s in found[family].settings]
+    assert {values["rule"] for values in tried} == read
+    other = ({"mean", "product"} - read).pop()
+    with pytest.raises(MismatchError, match=f"of {label} labels: '{other}'"):
+        rules.rule_of(f"pacer b=2 t0=0.5 rule={other} gamma_max=4")(of)
 
 
 def test_every_setting_of_a_search_is_the_arm_it_is_called() -> None:

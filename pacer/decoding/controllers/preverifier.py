@@ -19,11 +19,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from pacer.choices import BLOCK_RULES
 from pacer.decoding.controllers.base import ASK, GO, STOP, Controller, Verdicts
 from pacer.decoding.lane import Lane
 from pacer.decoding.parts import SHARE, SIZE, Allowed, Range, resolved
 from pacer.decoding.record import Record
 from pacer.decoding.request import Row
+from pacer.errors import MismatchError
 from pacer.models.preverifier import Preverifier
 
 RULES = ("mean", "min", "product")
@@ -35,6 +37,22 @@ def block_value(scores: Tensor, rule: str) -> Tensor:
     if rule == "mean":
         return scores.mean(-1)
     return scores.amin(-1) if rule == "min" else scores.prod(-1)
+
+
+def rule_for(label: str, b: int, rule: str | None) -> str:
+    """The rule (None: the label's own) for blocks of b estimates of a pre-verifier that has learnt this label.
+
+    Raises:
+        MismatchError: the rule does not read such estimates. For one token all rules are the same.
+    """
+    allowed = BLOCK_RULES[label]
+    rule = rule or allowed[0]
+    if b > 1 and rule not in allowed:
+        raise MismatchError(
+            f"controller.rule does not read a pre-verifier of {label} labels", value=rule, allowed=allowed,
+            remedy="train one with another preverifier.label: product reads conditional, mean reads survival",
+        )  # fmt: skip
+    return rule
 
 
 def shown(module: Preverifier, record: Record, places: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,11 +113,17 @@ class PreverifierRule(Controller):
 
     @classmethod
     def build(cls, given: Mapping[str, Any], **parts: Judge) -> Self:
-        """Null values are those that come with the pre-verifier; no draft is longer than it was trained on."""
+        """Null values are those that come with the pre-verifier; no draft is longer than it was trained on.
+
+        Raises:
+            MismatchError: as :func:`rule_for`.
+        """
         module, tuned = parts["preverifier"]
         values, limit = resolved(given, tuned), module.settings.gamma_max
         values["gamma_max"] = min(values.get("gamma_max", limit), limit)
-        return cls(module, **values)
+        made = cls(module, **values)
+        made.rule = rule_for(module.settings.label, made.b, values.get("rule"))
+        return made
 
     def reset(self, rows: Sequence[Row], capacity: int) -> None:
         self.lane.reset(len(rows), capacity + 1)

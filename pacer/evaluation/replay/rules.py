@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pacer.arms import is_reference, method_settings
 from pacer.decoding.controllers.base import Controller
+from pacer.decoding.controllers.preverifier import rule_for
 from pacer.decoding.parts import resolved
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.replay.table import Bools, Ints, Table
@@ -129,12 +130,13 @@ def blockwise(
 
 
 def preverified(
-    table: Table, b: int, t0: float, rho: float = 1.0, gamma_max: int | None = None, rule: str = "mean",
+    table: Table, b: int, t0: float, rho: float = 1.0, gamma_max: int | None = None, rule: str | None = None,
     lo: float = 0.0, hi: float = 1.0,
 ) -> Plan:  # fmt: skip
     """PACER's rule on a table with the pre-verifier's estimates; no draft is longer than it was trained on."""
     if not table.score_width:
         raise UnsupportedError("the table has no pre-verifier's estimates", remedy="replay with a pre-verifier")
+    rule = rule_for(table.label, b, rule)
     limit = np.minimum(table.room, min(table.width, _longest(table, gamma_max)))
     known = np.isfinite(table.signals["score"])
     scores = np.where(known, table.signals["score"], 0.0)

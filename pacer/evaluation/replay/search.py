@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pacer.artifacts import write_json
+from pacer.choices import BLOCK_RULES
 from pacer.errors import SourceError
 from pacer.evaluation.replay import rules
 from pacer.evaluation.replay.costs import Prices
@@ -24,7 +25,7 @@ from pacer.evaluation.replay.table import Table
 from pacer.evaluation.replay.walk import Usage, stack, usage
 from pacer.models.preverifier import TUNED
 
-BLOCKS, RULES = (1, 2, 3, 4, 5, 6), ("mean", "min", "product")
+BLOCKS = (1, 2, 3, 4, 5, 6)
 THRESHOLDS = tuple(np.round(np.arange(0.05, 0.96, 0.05), 2).tolist())
 GROWTHS = (1.0, 1.05, 1.1, 1.2)
 CAPS = (1, 2, 3, 4, 6, 8)  # longest drafts tried beside the table's
@@ -107,9 +108,9 @@ def thresholds(table: Table, name: str, rule: str = "last") -> list[Setting]:
 
 def blockwise_grid(table: Table) -> Iterator[Setting]:
     """(b, t0, ρ, rule) of PACER's rule, without bounds."""
-    top = min(table.score_width, table.width)
-    for b, t0, rho, rule in itertools.product(BLOCKS, THRESHOLDS, GROWTHS, RULES):
-        if b <= top and not (b == 1 and rule != RULES[0]):  # one token's mean, minimum and product are the same
+    top, allowed = min(table.score_width, table.width), BLOCK_RULES[table.label]
+    for b, t0, rho, rule in itertools.product(BLOCKS, THRESHOLDS, GROWTHS, allowed):
+        if b <= top and not (b == 1 and rule != allowed[0]):  # of one token all rules are the same
             yield _arm("pacer", b=b, t0=t0, rho=rho, rule=rule, gamma_max=top)
 
 

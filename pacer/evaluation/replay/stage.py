@@ -70,9 +70,11 @@ def dense_table(settings: Settings, models: Models, texts: Sequence[Text], budge
     chosen = settings.replay
     folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
     weights = models.preverifier_folder / "model.safetensors" if models.preverifier_folder else None
+    label = models.preverifier.settings.label if models.preverifier else None
     made_of = {
         "texts": key, "draft": draft_key(settings, folder), "budget": budget,
-        "preverifier": sha256(weights) if weights else None, "gamma_max": chosen.gamma_max, "tail": chosen.tail,
+        "preverifier": sha256(weights) if weights else None, "label": label, "gamma_max": chosen.gamma_max,
+        "tail": chosen.tail,
     }  # fmt: skip
     stage = Stage(Path(settings.paths.runs) / "stages", "tables", made_of)
     if not stage.complete:
@@ -110,9 +112,10 @@ def text_table(models: Models, text: Text, budget: int, gamma: int, tail: int | 
         scores = estimates(module, text, rounds, width, tail) if module else None
     elif module:
         scores = np.zeros((0, gamma), np.float32)
-    made: dict[str, Any] = {"contexts": (models.target.context, draft.context), "score_width": 0}
+    made: dict[str, Any] = {"contexts": (models.target.context, draft.context)}
     if module:
-        made |= {"score_width": module.settings.gamma_max, "reads_prefix": module.sees_prefix}
+        own = module.settings
+        made |= {"score_width": own.gamma_max, "reads_prefix": module.sees_prefix, "label": own.label}
     return one_text(text, rounds, scores, budget=budget, gamma=gamma, tail=tail, **made)
 
 

@@ -26,6 +26,7 @@ Bools = NDArray[np.bool_]
 
 SIGNALS = ("logprob", "entropy", "margin", "match")  # of `Rounds`; the pre-verifier's estimate is "score"
 PER_TEXT, PER_START = ("prompt", "output", "rows"), ("start", "room", "run", "counts", "known", "reach")
+JUDGE = ("score_width", "reads_prefix", "label")
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Table:
     committed tokens, ``room`` tokens that budget and contexts let a draft have, ``run`` leading drafts the target
     accepts, ``counts`` drafts up to and with a stop id, ``known`` drafts whose fate the text tells (fewer where it was
     cut: censored), ``reach`` drafts whose signals are known. ``signals``: name → ``(N, g)``; ``score`` where there is a
-    pre-verifier, which was trained on drafts of up to ``score_width`` tokens (maybe more than the table has) and reads
-    the verified prefix or not.
+    pre-verifier, which has learnt ``label`` on drafts of up to ``score_width`` tokens (maybe more than the table has)
+    and reads the verified prefix or not.
     """
 
     ids: list[str]
@@ -54,6 +55,7 @@ class Table:
     signals: dict[str, Floats]
     score_width: int = 0
     reads_prefix: bool = True
+    label: str = "survival"
 
     @property
     def width(self) -> int:
@@ -73,7 +75,7 @@ class Table:
 
 def one_text(
     text: Text, rounds: Rounds | None, scores: Floats | None, *, budget: int, gamma: int, tail: int | None,
-    contexts: tuple[int, int], score_width: int = 0, reads_prefix: bool = True,
+    contexts: tuple[int, int], **judge: Any,
 ) -> Table:  # fmt: skip
     """The table of one text.
 
@@ -82,7 +84,7 @@ def one_text(
         scores: the pre-verifier's estimates ``(S, g)``, NaN where there are none.
         budget: new tokens a request may have; a longer text is read up to there.
         tail: places past the first mismatch whose signals are kept; None: all.
-        contexts: longest texts of target and draft.
+        contexts: longest texts of target and draft. judge: of the pre-verifier, the fields of JUDGE.
     """
     prompt, output = len(text.prompt_ids), min(len(text.output_ids), budget)
     budget = output if text.cut else budget  # nothing is known of what a longer request would have written
@@ -90,7 +92,7 @@ def one_text(
     if rounds is None:
         empty = {name: np.zeros((0, gamma), np.float32) for name in _signal_names(scores is not None)}
         nothing = np.zeros(0, np.int64)
-        return _table(text, prompt, output, dict.fromkeys(PER_START, nothing), empty, score_width, reads_prefix)
+        return _table(text, prompt, output, dict.fromkeys(PER_START, nothing), empty, judge)
     rows = slice(0, len(starts))
     run, counts, known = (getattr(rounds, name).numpy()[rows] for name in ("accepted", "counts", "known"))
     whole = np.full(len(starts), gamma)
@@ -104,7 +106,7 @@ def one_text(
         values[beyond] = np.nan
     per_start = {"start": starts, "room": room.clip(min=0), "run": run, "counts": counts, "known": known,
                  "reach": reach}  # fmt: skip
-    return _table(text, prompt, output, per_start, signals, score_width, reads_prefix)
+    return _table(text, prompt, output, per_start, signals, judge)
 
 
 def _signal_names(scored: bool) -> list[str]:
@@ -112,13 +114,13 @@ def _signal_names(scored: bool) -> list[str]:
 
 
 def _table(
-    text: Text, prompt: int, output: int, per_start: Mapping[str, Any], signals: dict[str, Floats], score_width: int,
-    reads_prefix: bool,
+    text: Text, prompt: int, output: int, per_start: Mapping[str, Any], signals: dict[str, Floats],
+    judge: Mapping[str, Any],
 ) -> Table:  # fmt: skip
     per_text = {"prompt": prompt, "output": output, "rows": len(per_start["start"])}
-    arrays = {name: np.asarray([value], np.int64) for name, value in per_text.items()}
+    arrays: dict[str, Any] = {name: np.asarray([value], np.int64) for name, value in per_text.items()}
     arrays |= {name: np.asarray(value, np.int64) for name, value in per_start.items()}
-    return Table([text.id], [text.task], signals=signals, score_width=score_width, reads_prefix=reads_prefix, **arrays)
+    return Table([text.id], [text.task], signals=signals, **judge, **arrays)
 
 
 def join(tables: Sequence[Table]) -> Table:
@@ -129,35 +131,28 @@ def join(tables: Sequence[Table]) -> Table:
     """
     if not tables or len({(t.width, tuple(t.signals), t.score_width) for t in tables}) != 1:
         raise ConfigError("tables that cannot be joined", value=len(tables), allowed="one width, the same signals")
-    arrays = {name: np.concatenate([getattr(t, name) for t in tables]) for name in (*PER_TEXT, *PER_START)}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(t, name) for t in tables]) for name in (*PER_TEXT, *PER_START)
+    }
     signals = {name: np.concatenate([t.signals[name] for t in tables]) for name in tables[0].signals}
+    arrays |= {name: getattr(tables[0], name) for name in JUDGE}
     ids, tasks = [i for t in tables for i in t.ids], [i for t in tables for i in t.tasks]
-    return Table(
-        ids, tasks, signals=signals, score_width=tables[0].score_width, reads_prefix=tables[0].reads_prefix, **arrays
-    )
+    return Table(ids, tasks, signals=signals, **arrays)
 
 
 def save(table: Table, path: Path) -> None:
     """As ``.npz``; the caller makes it atomic."""
     arrays: dict[str, Any] = {name: getattr(table, name) for name in (*PER_TEXT, *PER_START)}
     arrays |= {f"signal_{name}": values for name, values in table.signals.items()}
+    arrays |= {name: getattr(table, name) for name in ("ids", "tasks", *JUDGE)}
     with path.open("wb") as file:
-        np.savez(
-            file,
-            ids=table.ids,
-            tasks=table.tasks,
-            score_width=table.score_width,
-            reads_prefix=table.reads_prefix,
-            **arrays,
-        )
+        np.savez(file, **arrays)
 
 
 def load(path: Path) -> Table:
     """The reverse of :func:`save`."""
     with np.load(path, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in (*PER_TEXT, *PER_START)}
+        arrays: dict[str, Any] = {name: found[name] for name in (*PER_TEXT, *PER_START)}
+        arrays |= {name: found[name].item() for name in JUDGE}
         signals = {name.removeprefix("signal_"): found[name] for name in found.files if name.startswith("signal_")}
-        return Table(
-            found["ids"].tolist(), found["tasks"].tolist(), signals=signals, score_width=int(found["score_width"]),
-            reads_prefix=bool(found["reads_prefix"]), **arrays,
-        )  # fmt: skip
+        return Table(found["ids"].tolist(), found["tasks"].tolist(), signals=signals, **arrays)
