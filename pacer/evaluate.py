@@ -35,6 +35,7 @@ def main(settings: Settings) -> None:
     Builds the draft and the pre-verifier it lacks. A stopped run goes on where it was.
     """
     from pacer.evaluation.arms import make_arm
+    from pacer.evaluation.merging import unmeasured
     from pacer.evaluation.runner import load_benchmarks
     from pacer.stages import build
 
@@ -49,7 +50,9 @@ def main(settings: Settings) -> None:
     with hold(folder, shard.name):
         _same_parts(folder, models)
         write_atomic(folder / "settings.yaml", _settings_text(settings))
-        write_json(folder / f"provenance{shard.name}.json", provenance())
+        made = folder / f"provenance{shard.name}.json"
+        if unmeasured(folder, shard, benchmarks, arms) or not made.is_file():  # else it is that of the measurement
+            write_json(made, provenance())
         _measured(settings, folder, shard, benchmarks, arms, models)
 
 
@@ -127,6 +130,7 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     """Results, tables and plots from the trace lines, results first; prints the table and what was written."""
     from pacer.evaluation.metrics import check_trace, evaluate_trace
     from pacer.evaluation.runner import score_all
+    from pacer.evaluation.tuned import notes_on
     from pacer.reporting.tables import to_csv, to_markdown, to_text
     from pacer.reporting.wandb_runs import log_results
     from pacer.stages import command_line
@@ -140,6 +144,7 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
             f"{settings.model.dtype}: a pass over several tokens rounds otherwise than passes over one, so exact "
             "outputs part at near-ties; identity is judged in float32 (scripts/check_exact.sh)."
         )
+    notes += notes_on(settings.model.target.id)
     results = evaluate_trace(
         lines, arms=settings.benchmark.arms, guarantees=guarantees, scores=scores,
         samples=[b.name for b in benchmarks if b.sample], greedy=settings.sampling.temperature == 0,

@@ -2,7 +2,8 @@
 
 Each variant is trained within ``trainer.max_minutes``; finished ones are kept, a killed one goes on where it was. The
 speed is simulated at the costs of the ``costs`` block, once with a free call and once with the call as measured here;
-the gap is the one between the best fixed window and the oracle.
+the gap is the one between the best fixed window and the oracle. The first row has no layer: the product of the draft's
+own probabilities, on the same rounds, under a rule that is tuned in the same way.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
@@ -23,7 +25,8 @@ from pacer.assemble import Models, attach_preverifier
 from pacer.choices import BLOCK_RULES, FEATURES
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
-from pacer.settings import ProfileSettings, Settings
+from pacer.reporting.tables import markdown
+from pacer.settings import CostSettings, ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
 from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
 from pacer.training.preverify import RoundScores, packed_logits
@@ -89,24 +92,43 @@ def held_out_scores(models: Models, held_out: Sequence[Pair], settings: Settings
     return scores
 
 
-def judged(models: Models, held_out: Sequence[Pair], settings: Settings, folder: Path) -> dict[str, Any]:
-    """The row of a trained variant."""
-    attach_preverifier(models, folder)
-    config = json.loads((folder / "config.json").read_text())
-    scores = held_out_scores(models, held_out, settings)
-    call = measured_call(models, settings.profile.contexts[0])
-    found: dict[str, Any] = {
-        "auc": config["validation"]["val/auc"], "ece": config["validation"]["val/ece"], "call": call,
-        "steps": config["steps"], "texts": config["texts"], "settings": config["settings"],
-    }  # fmt: skip
+def worth(scores: RoundScores, costs: CostSettings, call: float) -> dict[str, Any]:
+    """What rounds that are stopped by these scores gain, with a free call and with one of that price."""
+    found: dict[str, Any] = {"call": call}
     for suffix, price in (("_free", 0.0), ("", call)):
-        rule, paced, gamma, window, best = scores.rounds(replace(settings.costs, preverify=price))
+        rule, paced, gamma, window, best = scores.rounds(replace(costs, preverify=price))
         room = best.speedup - window.speedup
         found |= {
             f"speed{suffix}": paced.speedup, f"gap{suffix}": (paced.speedup - window.speedup) / room if room else 0.0,
             f"rule{suffix}": rule, "best_fixed": window.speedup, "gamma": gamma, "oracle": best.speedup,
         }  # fmt: skip
     return found
+
+
+def without_layer(held_out: Sequence[Pair], settings: Settings) -> dict[str, Any]:
+    """The row of the draft's own probabilities: their product estimates survival, for nothing."""
+    pairs = prepared(held_out, settings)
+    scores = RoundScores(settings.preverifier.gamma_max)
+    batches = packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0)
+    for batch in packed_loader(pairs, batches, "survival", torch.device("cpu"), None):
+        scores.add(batch, batch.cumulative.exp())
+    products, labels, used = scores.tables()
+    product, label = torch.tensor(products[used]).float(), torch.tensor(labels[used]).long()
+    quality = {"auc": float(binary_auroc(product, label)), "ece": float(binary_calibration_error(product, label))}
+    found = {**quality, **worth(scores, settings.costs, 0.0)}
+    return {"variant": "no layer: the draft's probabilities", "texts": 0, **found}
+
+
+def judged(models: Models, held_out: Sequence[Pair], settings: Settings, folder: Path) -> dict[str, Any]:
+    """The row of a trained variant."""
+    attach_preverifier(models, folder)
+    config = json.loads((folder / "config.json").read_text())
+    scores = held_out_scores(models, held_out, settings)
+    call = measured_call(models, settings.profile.contexts[0])
+    return {
+        "auc": config["validation"]["val/auc"], "ece": config["validation"]["val/ece"], "steps": config["steps"],
+        "texts": config["texts"], "settings": config["settings"], **worth(scores, settings.costs, call),
+    }  # fmt: skip
 
 
 def row(variant: Variant, settings: Settings, models: Models, key: str, held_out: tuple[list[Pair], str]) -> Any:
@@ -140,9 +162,8 @@ def row(variant: Variant, settings: Settings, models: Models, key: str, held_out
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
-    lines = [f"| variant | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines += [f"| {r['variant']} | {' | '.join(f'{r[name]:.3f}' for name in COLUMNS)} |" for r in rows]
-    return "\n".join(lines) + "\n"
+    head = [["variant", *COLUMNS], ["---", *["---:"] * len(COLUMNS)]]
+    return markdown([*head, *([r["variant"], *(f"{r[name]:.3f}" for name in COLUMNS)] for r in rows)]) + "\n"
 
 
 @program
@@ -150,13 +171,13 @@ def main(words: list[str]) -> int:
     settings = load_settings(words)
     settings = replace(settings, trainer=replace(settings.trainer, cache_states=True))
     folder = run_folder(settings, "ablate")
-    rows: list[dict[str, Any]] = []
     describe_run(settings, folder)
     with disk_errors(folder):
         models = build(settings, [method_settings("sd")])
         source = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
         key = draft_key(settings, source)
         held_out = labels(settings, models, "tuning", key)
+        rows = [without_layer(held_out[0], settings)]
         for variant in variants(settings.preverifier.width or 192):
             rows.append(row(variant, settings, models, key, held_out))
             write_json(folder / "ablation.json", {"costs": asdict(settings.costs), "rows": rows})

@@ -22,7 +22,8 @@ BEGIN, END = "<!-- {}: written by scripts/publish.py -->", "<!-- end of {} -->"
 KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "profile.json", "provenance.json",
         "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json",
         "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json",
-        "ablation.json", "bench_all.json", "ranks.md")  # fmt: skip
+        "ablation.json", "ablation.md", "bench_layerskip.json", "layerskip.md", "bench_all.json",
+        "ranks.md")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:

@@ -36,6 +36,7 @@ from pacer.evaluation.doctor.measure import agreement, share
 from pacer.evaluation.simulate import best_fixed
 from pacer.models.draft import load_draft
 from pacer.models.stack import Stack
+from pacer.reporting.tables import markdown
 from pacer.settings import Settings
 from pacer.stages import corpus, draft_checkpoint
 from pacer.stopping import check_stop
@@ -117,8 +118,7 @@ def row(name: str, settings: Settings, models: Models, texts: Sequence[Text]) ->
 
 def table(rows: list[dict[str, Any]]) -> str:
     columns = list(dict.fromkeys(key for found in rows for key in found))
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(str(found.get(c, "–")) for c in columns) + " |" for found in rows)])
+    return markdown([columns, ["---"] * len(columns), *([str(found.get(c, "–")) for c in columns] for found in rows)])
 
 
 @program

@@ -33,11 +33,25 @@ def measure_part(
 ) -> dict[str, int]:
     """Measure what no trace of the run has of a part; how many requests the part has, and how many are measured."""
     own, trace = part_of(benchmarks, shard), trace_of(folder, shard)
-    with hold(folder, REPORTING):  # whoever merges removes traces
-        elsewhere = [line for path in traces(folder) if path != trace for line in load_trace(path)]
+    elsewhere = _lines(folder, without=trace)
     lines = measure(own, arms, models, settings, trace, elsewhere)
-    wanted = {(arm.name, b.name, prompt.id) for arm in arms for b in own for prompt in b.prompts}
+    wanted = _wanted(own, arms)
     return {"requests": len(wanted), "measured": len(wanted & requests_of([*elsewhere, *lines]).keys())}
+
+
+def unmeasured(folder: Path, shard: Shard, benchmarks: Sequence[Benchmark], arms: Sequence[Arm]) -> int:
+    """Requests of a part that no trace of the run has."""
+    return len(_wanted(part_of(benchmarks, shard), arms) - requests_of(_lines(folder)).keys())
+
+
+def _wanted(benchmarks: Sequence[Benchmark], arms: Sequence[Arm]) -> set[Key]:
+    return {(arm.name, b.name, prompt.id) for arm in arms for b in benchmarks for prompt in b.prompts}
+
+
+def _lines(folder: Path, without: Path | None = None) -> list[Line]:
+    """The lines of a run's traces."""
+    with hold(folder, REPORTING):  # whoever merges removes traces
+        return [line for path in traces(folder) if path != without for line in load_trace(path)]
 
 
 def trace_of(folder: Path, shard: Shard) -> Path:

@@ -38,6 +38,9 @@ def test_every_variant_leaves_a_row(
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1].removeprefix("saved in "))
     found = json.loads((folder / "ablation.json").read_text())
     rows = {row["variant"]: row for row in found["rows"]}
+    alone = rows.pop("no layer: the draft's probabilities")
+    assert alone["call"] == 0 and alone["speed"] == alone["speed_free"] and 0 <= alone["ece"] <= 1
+    assert alone["best_fixed"] == rows["as set"]["best_fixed"] and alone["oracle"] == rows["as set"]["oracle"]
     assert tuple(rows) == CHOSEN
     for row in rows.values():
         assert 0 <= row["auc"] <= 1 and 0 <= row["ece"] <= 1 and row["call"] > 0 and row["steps"] == 1
@@ -47,7 +50,7 @@ def test_every_variant_leaves_a_row(
     assert rows["conditional labels"]["rule"]["rule"] == "product"
     assert rows["half the texts"]["texts"] < rows["as set"]["texts"]
     assert rows["sees the draft alone"]["settings"]["attention"] == "block"
-    assert (folder / "ablation.md").read_text().count("\n") == len(CHOSEN) + 2
+    assert (folder / "ablation.md").read_text().count("\n") == len(CHOSEN) + 3
     monkeypatch.setattr(ablate, "train_preverifier", None)
     assert ablate.main(command) == 0, "finished variants are kept"
     assert json.loads((folder / "ablation.json").read_text()) == found

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pacer.evaluation.cascade.walk import Cascade
-from scripts import bench_exits, sweep_layers
+from pacer.evaluation.tuned import notes_on
+from scripts import bench_exits, bench_layerskip, sweep_layers
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
 
@@ -52,6 +53,41 @@ def test_bench_exits(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     again = last_line(capsys)
     for what in ("agreement", "expected_accepted", "training"):
         assert again[what] == line[what], "the same heads, texts and minutes"
+
+
+def test_bench_layerskip(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuned model's table says that it is one, with the task scores of both."""
+    tune = [
+        *words(home, "exits/layerskip"),
+        "model.exits.layers=[1,2]",
+        "benchmark.sets=[gsm8k,xsum]",
+        "benchmark.limit=2",
+    ]
+    code = bench_layerskip.main(tune)
+    line = last_line(capsys)
+    assert code == (0 if line["ok"] else 1) and line["steps"] == 1, "one step of tuning may or may not help"
+    assert set(line["over_own_ar"]) == set(bench_layerskip.arms_of([1, 2]))
+    assert line["same_texts"].keys() == {"gsm8k", "xsum"}
+    assert all(0 <= value <= 1 for both in line["agreement"].values() for value in both)
+    folder = Path(line["written"]).parent
+    results = json.loads((folder / "results.json").read_text())
+    assert all(row["exact"] for row in results["rows"] if row["arm"] != "ar"), "exact to the tuned model"
+    table = (folder / "table.md").read_text()
+    assert "LayerSkip's recipe, 1 steps). Exact means exact to it" in table
+    (note,) = (text for text in table.splitlines() if "Task scores before the tuning: " in text)
+    assert "gsm8k exact_strict 0.000, " in note and "xsum rouge1 0." in note and note.count("(2 prompts)") == 2
+    rows = json.loads((folder / "bench_layerskip.json").read_text())["tables"]["scores"][2:]
+    (before,) = (home / "runs" / "evaluate" / "smollm2-layerskip-before").glob("*/results.json")
+    original = {row["benchmark"]: row["score"] for row in json.loads(before.read_text())["rows"]}
+    own = {row["benchmark"]: row["score"] for row in results["rows"] if row["arm"] == "ar"}
+    assert {(b, k): (o, t) for b, k, o, t, _ in rows} == {
+        (b, k): (f"{original[b][k]:.3f}", f"{own[b][k]:.3f}") for b in own for k in own[b]
+    }
+    assert (folder / "layerskip.md").read_text().count("gsm8k") == 2
+    monkeypatch.setattr("pacer.training.layerskip.train_layerskip", None)
+    bench_layerskip.main(tune)
+    assert last_line(capsys) == line, "what is finished is kept"
+    assert not notes_on(str(home / "target")), "the original is not tuned"
 
 
 def test_judged_on_texts_that_no_exit_learnt_from(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

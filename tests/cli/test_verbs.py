@@ -109,9 +109,11 @@ def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, caps
     for old, new in zip(results["rows"], again["rows"], strict=True):
         for key in ("tokens_per_second", "tokens_per_verify", "mean_drafted", "acceptance_rate"):
             assert (old[key] is None and new[key] is None) or math.isclose(old[key], new[key])
-    before = (folder / "trace.jsonl").read_text()
+    before, made = (folder / "trace.jsonl").read_text(), folder / "provenance.json"
+    made.write_text(json.dumps({**json.loads(made.read_text()), "commit": "earlier"}))
     evaluate.main(command)
     assert (folder / "trace.jsonl").read_text() == before, "a finished run is not measured again"
+    assert json.loads(made.read_text())["commit"] == "earlier", "and says what measured it"
     parts = json.loads((folder / "parts.json").read_text())
     parts["tuned"]["t0"] += 0.125  # as after another search
     (folder / "parts.json").write_text(json.dumps(parts))
@@ -119,6 +121,11 @@ def test_evaluate_measures_and_its_table_follows_from_the_trace(home: Path, caps
         evaluate.main(command)
     assert error.value.code == 2 and "another draft, pre-verifier or tuning" in capsys.readouterr().err
     assert (folder / "trace.jsonl").read_text() == before
+    parts["tuned"]["t0"] -= 0.125
+    (folder / "parts.json").write_text(json.dumps(parts))
+    (folder / "trace.jsonl").write_text(before[: before.rstrip().rindex("\n") + 1])  # one request is open again
+    evaluate.main(command)
+    assert json.loads(made.read_text())["commit"] != "earlier"
 
 
 def test_generate_streams_the_targets_own_text(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
