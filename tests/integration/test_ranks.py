@@ -26,7 +26,8 @@ from pacer.training.fit import fit
 from pacer.training.layerskip import LayerSkipModule, train_layerskip
 from pacer.training.ranks import AnotherWrites, _free_port, _place, launched, rank, together
 from tests.folders import tiny_tokenizer
-from tests.integration.test_training import QUIET, part
+from tests.learners import part
+from tests.scripted import QUIET
 from tests.texts import written
 from tests.tiny import tiny_model
 

@@ -13,7 +13,7 @@ import pytest
 from pacer.errors import ConfigError
 from pacer.evaluation.cascade import costs, search, theory
 from pacer.reporting import cascade_plots as plots
-from tests.unit.test_cascade import coins
+from tests.cascades import coins
 
 COMMAND = "python -m scripts.sweep_layers +experiment=exits/demo"
 Draw = Callable[[Path], list[Path]]
