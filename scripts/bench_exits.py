@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import Stopped, load_settings, program, run_folder
+from pacer.app import Stopped, describe_run, load_settings, program, run_folder
 from pacer.artifacts import stable_hash, write_json
 from pacer.assemble import Models, load_target
 from pacer.choices import CHOICES
@@ -117,7 +117,7 @@ def main(words: list[str]) -> int:
     several = {kind: settings_of(kind, words) for kind in KINDS}
     settings = several["shared"]
     folder = run_folder(settings, "bench_exits")
-    folder.mkdir(parents=True, exist_ok=True)
+    describe_run(settings, folder)
     models = load_target(settings.model, settings.paths.cache_folder)
     texts = unseen(settings, models)  # the corpus is there before a clock runs
     found = {kind: trained(own, models, folder) for kind, own in several.items()}

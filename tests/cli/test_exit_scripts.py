@@ -46,7 +46,8 @@ def test_bench_exits(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch
         assert both["layerskip"]["ratio_to_ar"] > 0 and both["hispec"]["tried"] <= both["layerskip"]["tried"]
     stored = Path(line["written"])
     whole = json.loads(stored.read_text())
-    assert whole["texts"] > 0 and (stored.parent / "agreement.png").is_file()
+    assert whole["texts"] > 0
+    assert all((stored.parent / name).is_file() for name in ("agreement.png", "settings.yaml", "provenance.json"))
     assert {row["steps"] for row in whole["rows"] if row["kind"] != "shared"} == {1}
     monkeypatch.setattr("pacer.training.exits_run.train_exits", None)
     bench_exits.main(command(home))
