@@ -28,6 +28,7 @@ from pacer.files import disk_errors
 from pacer.reporting.tables import markdown
 from pacer.settings import CostSettings, ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
+from pacer.train_stage import trainer_key
 from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
 from pacer.training.preverify import RoundScores, packed_logits
 from pacer.training.states import store_states
@@ -140,7 +141,7 @@ def row(variant: Variant, settings: Settings, models: Models, key: str, held_out
     )
     pairs, labels_key = labels(chosen, models, "preverifier", key)
     pairs = pairs[: max(1, round(variant.share * len(pairs)))]
-    trainer = {**asdict(chosen.trainer), "cache_states": None}
+    trainer = {**trainer_key(chosen.trainer), "cache_states": None}
     made_of = {
         "labels": [labels_key, held_out[1]], "share": variant.share, "preverifier": asdict(chosen.preverifier),
         "trainer": trainer, "costs": asdict(chosen.costs), "tail": chosen.labels.tail,
