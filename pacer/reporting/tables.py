@@ -198,6 +198,7 @@ def notes_of(results: Mapping[str, Any]) -> list[str]:
     notes += [sentence(arm, costs) for arm, costs in results.get("beside", {}).items()]
     if any(row.get("score") for row in results["rows"]):
         notes.append("Scores: where exact says yes, the text and so the score are AR's.")
+        notes += _cut_short(results)
     if any(row.get("sample") for row in results["rows"]):
         notes.append("(samples): items written for this project in the benchmark's form, not the benchmark itself.")
     if any(row.get("guarantee") == "lossy" for row in results["rows"]):
@@ -206,6 +207,17 @@ def notes_of(results: Mapping[str, Any]) -> list[str]:
             "tokens that were checked; same texts: equal to AR's; same tokens: those before the first difference."
         )
     return notes
+
+
+def _cut_short(results: Mapping[str, Any]) -> list[str]:
+    """How many of the reference's texts ended by length: their scores say little of the model."""
+    own = [row for row in results["rows"] if row["arm"] == results.get("reference", "ar") and row.get("score")]
+    ends = [row.get("finishes") or {} for row in own]
+    cut, texts = sum(found.get("length", 0) for found in ends), sum(sum(found.values()) for found in ends)
+    if not cut:
+        return []
+    said = f"Scores: {cut} of {texts} texts of {own[0]['arm']} were cut by length (benchmark.max_new_tokens)"
+    return [f"{said}: an answer that comes later is missed."]
 
 
 def _text_block(block: Block, width: int) -> str:

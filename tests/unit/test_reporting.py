@@ -110,6 +110,20 @@ def test_notes_and_labels(render: Callable[..., str]) -> None:
     assert all("(lossy)" in line for line in named)
 
 
+def test_texts_that_were_cut_are_counted_beside_their_scores() -> None:
+    """A demo of 64 tokens scores 0 on GSM8K: a stranger must see why."""
+    rows = [
+        AR | {"score": {"strict": 0.0}, "finishes": {"length": 6, "eos": 2}},
+        AR | {"benchmark": "xsum", "score": {"rouge1": 0.2}, "finishes": {"eos": 8}},
+        AR | {"benchmark": "mine", "finishes": {"length": 8}},  # not scored
+        make_row("pacer", score={"strict": 0.0}),
+    ]
+    said = "Scores: 6 of 16 texts of ar were cut by length (benchmark.max_new_tokens): "
+    assert said + "an answer that comes later is missed." in tables.notes_of(make_results(rows))
+    whole = [AR | {"score": {"strict": 0.5}, "finishes": {"eos": 8}}, make_row("pacer", score={"strict": 0.5})]
+    assert not any("cut by length" in note for note in tables.notes_of(make_results(whole)))
+
+
 def test_what_a_lossy_method_loses_stands_beside_what_ar_has() -> None:
     """The share of AR's texts and tokens that is left, and scores beside AR's; lossless methods are not in it."""
     lost = {"same_requests": 0.25, "same_tokens": 0.625}
