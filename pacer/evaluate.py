@@ -35,7 +35,6 @@ def main(settings: Settings) -> None:
     Builds the draft and the pre-verifier it lacks. A stopped run goes on where it was.
     """
     from pacer.evaluation.arms import make_arm
-    from pacer.evaluation.merging import unmeasured
     from pacer.evaluation.runner import load_benchmarks
     from pacer.stages import build
 
@@ -50,9 +49,6 @@ def main(settings: Settings) -> None:
     with hold(folder, shard.name):
         _same_parts(folder, models)
         write_atomic(folder / "settings.yaml", _settings_text(settings))
-        made = folder / f"provenance{shard.name}.json"
-        if unmeasured(folder, shard, benchmarks, arms) or not made.is_file():  # else it is that of the measurement
-            write_json(made, provenance())
         _measured(settings, folder, shard, benchmarks, arms, models)
 
 
@@ -74,8 +70,11 @@ def _measured(
     """Measure this process's part; whoever finds that nothing is missing any more reports on the whole."""
     from pacer.evaluation.merging import measure_part, merge
 
+    def begin() -> None:
+        write_json(folder / f"provenance{shard.name}.json", provenance())
+
     with recorded(folder, shard.name) as record:
-        record |= measure_part(folder, shard, benchmarks, arms, models, settings.benchmark)
+        record |= measure_part(folder, shard, benchmarks, arms, models, settings.benchmark, begin)
         with hold(folder, REPORTING):
             lines, missing = merge(folder, benchmarks, [arm.name for arm in arms], settings.benchmark)
             if missing and shard.count > 1:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchmetrics.functional.classification import binary_auroc, binary_calibration_error
 
 from pacer.app import describe_run, load_settings, program, run_folder
 from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
 from pacer.choices import BLOCK_RULES, FEATURES
+from pacer.data.batching import Loader
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
 from pacer.reporting.tables import markdown
@@ -30,8 +30,8 @@ from pacer.settings import CostSettings, ProfileSettings, Settings
 from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
 from pacer.train_stage import trainer_key
 from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
-from pacer.training.preverify import RoundScores, packed_logits
-from pacer.training.states import store_states
+from pacer.training.preverify import RoundScores, packed_logits, quality
+from pacer.training.states import States, store_states
 
 log = logging.getLogger("pacer.ablate")
 COLUMNS = ("auc", "ece", "call", "speed_free", "speed", "best_fixed", "oracle", "gap_free", "gap")
@@ -87,10 +87,16 @@ def held_out_scores(models: Models, held_out: Sequence[Pair], settings: Settings
     stored = store_states(Path(settings.paths.runs) / "stages", models.draft, pairs)
     scores = RoundScores(module.settings.gamma_max, BLOCK_RULES[module.settings.label][0])
     with torch.inference_mode():
-        batches = packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0)
-        for batch in packed_loader(pairs, batches, module.settings.label, models.draft.device, stored):
+        for batch in batches_of(pairs, settings, module.settings.label, models.draft.device, stored):
             scores.add(batch, packed_logits(module, batch).float().sigmoid())
     return scores
+
+
+def batches_of(
+    pairs: Sequence[Pair], settings: Settings, label: str, device: torch.device, stored: States | None
+) -> Loader:
+    """Held-out rounds, packed; always in the same order."""
+    return packed_loader(pairs, packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0), label, device, stored)
 
 
 def worth(scores: RoundScores, costs: CostSettings, call: float) -> dict[str, Any]:
@@ -108,16 +114,13 @@ def worth(scores: RoundScores, costs: CostSettings, call: float) -> dict[str, An
 
 def without_layer(held_out: Sequence[Pair], settings: Settings) -> dict[str, Any]:
     """The row of the draft's own probabilities: their product estimates survival, for nothing."""
-    pairs = prepared(held_out, settings)
     scores = RoundScores(settings.preverifier.gamma_max)
-    batches = packed_batches(pairs, settings.trainer.tokens_per_batch, seed=0)
-    for batch in packed_loader(pairs, batches, "survival", torch.device("cpu"), None):
+    for batch in batches_of(prepared(held_out, settings), settings, "survival", torch.device("cpu"), None):
         scores.add(batch, batch.cumulative.exp())
     products, labels, used = scores.tables()
-    product, label = torch.tensor(products[used]).float(), torch.tensor(labels[used]).long()
-    quality = {"auc": float(binary_auroc(product, label)), "ece": float(binary_calibration_error(product, label))}
-    found = {**quality, **worth(scores, settings.costs, 0.0)}
-    return {"variant": "no layer: the draft's probabilities", "texts": 0, **found}
+    found = {k: float(v) for k, v in quality(torch.tensor(products[used]), torch.tensor(labels[used])).items()}
+    name = "no layer: the draft's probabilities"
+    return {"variant": name, "texts": 0, **found, **worth(scores, settings.costs, 0.0)}
 
 
 def judged(models: Models, held_out: Sequence[Pair], settings: Settings, folder: Path) -> dict[str, Any]:

@@ -10,19 +10,15 @@ from torch import Tensor
 
 from pacer.data.corpus import Text
 from pacer.models.exits import make_exits
-from pacer.settings import LayerSkipSettings, LoggerSettings, TrainerSettings
+from pacer.settings import LayerSkipSettings, TrainerSettings
 from pacer.training.exits import ExitModule
+from tests.scripted import Killed
 from tests.texts import target, written
 from tests.tiny import VOCAB
 
-QUIET = LoggerSettings(csv=False)
 IDS = torch.arange(0, VOCAB, 2)
 K = 5
 RECIPE = LayerSkipSettings(p_max=0.2, exit_scale=0.5, rotation=2)
-
-
-class Killed(Exception):
-    """What ends a process at any moment."""
 
 
 def texts(count: int = 24) -> tuple[tuple[Text, ...], tuple[Text, ...]]:

@@ -218,3 +218,14 @@ class Rule(Controller):
 
     def end(self, committed: Sequence[int]) -> None:
         pass
+
+
+def strangers() -> list[tuple[Stack, str]]:
+    """Other models than the tiny one, and the first thing that tells each of them from it (V60)."""
+    return [
+        (tiny_stack(layers=4), "num_hidden_layers is 4 here: 3"),
+        (tiny_stack(vocab=101), "vocab_size is 101 here: 97"),
+        (tiny_stack(hidden_size=48), "hidden_size is 48 here: 32"),
+        (tiny_stack("qwen3"), "model_type is 'qwen3' here: 'llama'"),
+        (tiny_stack(seed=1), "fingerprint is"),
+    ]

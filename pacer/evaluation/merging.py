@@ -7,7 +7,7 @@ not tell how many there were.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,28 +30,19 @@ def measure_part(
     arms: Sequence[Arm],
     models: Models,
     settings: BenchmarkSettings,
+    begin: Callable[[], object],
 ) -> dict[str, int]:
-    """Measure what no trace of the run has of a part; how many requests the part has, and how many are measured."""
+    """Measure what no trace of the run has of a part; how many requests the part has, and how many are measured.
+
+    Args:
+        begin: called before something is measured.
+    """
     own, trace = part_of(benchmarks, shard), trace_of(folder, shard)
-    elsewhere = _lines(folder, without=trace)
-    lines = measure(own, arms, models, settings, trace, elsewhere)
-    wanted = _wanted(own, arms)
-    return {"requests": len(wanted), "measured": len(wanted & requests_of([*elsewhere, *lines]).keys())}
-
-
-def unmeasured(folder: Path, shard: Shard, benchmarks: Sequence[Benchmark], arms: Sequence[Arm]) -> int:
-    """Requests of a part that no trace of the run has."""
-    return len(_wanted(part_of(benchmarks, shard), arms) - requests_of(_lines(folder)).keys())
-
-
-def _wanted(benchmarks: Sequence[Benchmark], arms: Sequence[Arm]) -> set[Key]:
-    return {(arm.name, b.name, prompt.id) for arm in arms for b in benchmarks for prompt in b.prompts}
-
-
-def _lines(folder: Path, without: Path | None = None) -> list[Line]:
-    """The lines of a run's traces."""
     with hold(folder, REPORTING):  # whoever merges removes traces
-        return [line for path in traces(folder) if path != without for line in load_trace(path)]
+        elsewhere = [line for path in traces(folder) if path != trace for line in load_trace(path)]
+    lines = measure(own, arms, models, settings, trace, elsewhere, begin)
+    wanted = {(arm.name, b.name, prompt.id) for arm in arms for b in own for prompt in b.prompts}
+    return {"requests": len(wanted), "measured": len(wanted & requests_of([*elsewhere, *lines]).keys())}
 
 
 def trace_of(folder: Path, shard: Shard) -> Path:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,11 +94,13 @@ def measure(
     settings: BenchmarkSettings,
     trace: Path,
     elsewhere: Sequence[Line] = (),
+    begin: Callable[[], object] = lambda: None,
 ) -> list[Line]:
     """Run what is missing and return all lines; stops at the deadline, or after the current prompt on a signal.
 
     Args:
         elsewhere: lines of other traces, whose requests are not measured again.
+        begin: called before something is measured.
     """
     lines = open_trace(trace)
     ended = [line for line in [*lines, *elsewhere] if line["kind"] == "request"]
@@ -111,6 +113,7 @@ def measure(
     todo = [entry for entry in todo if entry[2]]
     if not todo:
         return lines
+    begin()
     deadline = None if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     _warm_up(todo[0][1], arms, models, settings)
     rng = np.random.default_rng([settings.seed, len(done)])

@@ -137,6 +137,13 @@ class RoundScores:
         return {**values, "rule": self.rule}, paced, gamma, window, oracle(accepted, costs)
 
 
+def quality(score: Tensor, soft: Tensor) -> dict[str, Tensor]:
+    """How well estimates ``(N,)`` tell labels apart, and how far they are from being chances."""
+    label = (soft > 0.5).long()
+    clipped = score.float().clamp(1e-6, 1 - 1e-6)
+    return {"auc": binary_auroc(score, label), "ece": binary_calibration_error(clipped, label, n_bins=15)}
+
+
 class PreverifierModule(lightning.LightningModule):
     """Binary cross-entropy on the rounds' labels. The checkpoint is chosen by what the rounds would gain."""
 
@@ -168,10 +175,10 @@ class PreverifierModule(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         scores, labels, used = self.held_out.tables()
         score, soft = torch.tensor(scores[used]), torch.tensor(labels[used])
-        clipped, label = score.float().clamp(1e-6, 1 - 1e-6), (soft > 0.5).long()
+        clipped = score.float().clamp(1e-6, 1 - 1e-6)
         self.log("val/loss", acceptance_loss(clipped.logit(), soft.float(), self.module.settings.reject_weight))
-        self.log("val/auc", binary_auroc(score, label))
-        self.log("val/ece", binary_calibration_error(clipped, label, n_bins=15))
+        for name, value in quality(score, soft).items():
+            self.log(f"val/{name}", value)
         for place in range(scores.shape[1]):
             here = used[:, place]
             if here.any():

@@ -18,8 +18,9 @@ from pacer.exit_stage import exit_heads, exits_checkpoint, layerskip_checkpoint
 from pacer.settings import CorpusSettings, ExitSettings, ModelSettings, PathSettings, Settings, SourceSettings
 from pacer.training.exits import rung_states
 from pacer.training.layerskip import thinned_states
-from tests.exit_trainings import QUIET, RECIPE, trainer
+from tests.exit_trainings import RECIPE, trainer
 from tests.folders import tiny_folder
+from tests.scripted import QUIET
 from tests.tiny import VOCAB, tiny_stack
 
 

@@ -24,7 +24,8 @@ from pacer.settings import ExitSettings
 from pacer.training.exits import ExitModule, collate_ids, leading_runs, rung_states
 from pacer.training.exits_run import loaders, train_exits
 from pacer.training.losses import IGNORE, token_losses
-from tests.exit_trainings import IDS, QUIET, K, Killed, killed_at, make_module, silent, texts, trainer
+from tests.exit_trainings import IDS, K, killed_at, make_module, silent, texts, trainer
+from tests.scripted import QUIET, Killed
 from tests.texts import path, target, written
 from tests.tiny import VOCAB, tiny_model
 

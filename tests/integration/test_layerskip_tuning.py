@@ -20,8 +20,9 @@ from pacer.settings import LayerSkipSettings
 from pacer.training.exits import collate_ids, rung_states
 from pacer.training.exits_run import loaders
 from pacer.training.layerskip import LayerSkipModule, dropout_rates, train_layerskip
-from tests.exit_trainings import QUIET, RECIPE, Killed, killed_at, silent, texts, trainer
+from tests.exit_trainings import RECIPE, killed_at, silent, texts, trainer
 from tests.folders import tiny_tokenizer
+from tests.scripted import QUIET, Killed
 from tests.tiny import tiny_model
 
 

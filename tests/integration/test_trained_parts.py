@@ -30,7 +30,7 @@ from pacer.training.preverify import RoundScores, packed_logits
 from tests.learners import GAMMA, pairs, part, texts
 from tests.scripted import QUIET
 from tests.texts import draft, requests, rounds_at, target, written
-from tests.tiny import generate, make_decoder, make_preverifier, near, tiny_model, tiny_stack
+from tests.tiny import generate, make_decoder, make_preverifier, near, strangers, tiny_model
 
 
 def run_preverifier(folder: Path, **settings: Any) -> tuple[Path, Models]:
@@ -126,13 +126,7 @@ def test_tensors_that_do_not_fit_are_named(saved: tuple[Path, Models], tmp_path:
 def test_a_part_refuses_models_it_was_not_trained_for(saved: tuple[Path, Models]) -> None:
     """V60: layers, width, vocabulary, and weights of the same shape."""
     folder, models = saved
-    for other, what in (
-        (tiny_stack(layers=4), "num_hidden_layers is 4 here: 3"),
-        (tiny_stack(vocab=101), "vocab_size is 101 here: 97"),
-        (tiny_stack(hidden_size=48), "hidden_size is 48 here: 32"),
-        (tiny_stack("qwen3"), "model_type is 'qwen3' here: 'llama'"),
-        (tiny_stack(seed=1), "fingerprint is"),
-    ):
+    for other, what in strangers():
         with pytest.raises(MismatchError, match=rf"\(target\) belongs to another model: {what}"):
             load_preverifier(folder, other, draft())
     with pytest.raises(MismatchError, match=r"\(draft\) belongs to another model: fingerprint"):
