@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from pacer.branching_methods import branching_decoder, is_branching
@@ -25,7 +26,9 @@ from pacer.feature_methods import FEATURE_DRAFTER, feature_decoder
 from pacer.files import sha256
 from pacer.models.draft import TrainableDraft, load_draft
 from pacer.models.exits import ExitHead
+from pacer.models.feature import FeatureDraft
 from pacer.models.feature_stack import FeatureStack
+from pacer.models.prepacked import prepack
 from pacer.models.preverifier import Preverifier, load_preverifier, tuned_values
 from pacer.models.quantise import quantise
 from pacer.models.sources import fetch, load_model, load_tokenizer
@@ -64,6 +67,21 @@ class Models:
     tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
     # what rounds take, by `pacer.rules.price_key`: with a draft of 0, 1, … tokens, in one unit
     prices: dict[str, list[float]] = field(default_factory=dict)
+    prepack: bool = True  # on a CPU
+
+    def pack(self) -> Models:
+        """All that drafts and verifies here computes on packed weights from now on (`pacer.models.prepacked`), if that
+        is wished; what was packed before stays so. Judges are small enough to lie in the cache: those gain nothing."""
+        if self.prepack:
+            stacks = (self.target, self.draft, self.draft_full, self.judge)
+            found: list[nn.Module] = [stack.model for stack in stacks if stack is not None]
+            fed: list[ExitHead | FeatureDraft] = [
+                *self.exits.values(),
+                *([] if self.feature is None else [self.feature.draft]),
+            ]
+            found += [*fed, *(one.head for one in fed)]  # the head they read out by is none of their own parts
+            prepack(found)
+        return self
 
     def text(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
@@ -78,7 +96,7 @@ def load_target(model: ModelSettings, cache: Path, *, dtype: str | None = None) 
     )
     tokenizer = load_tokenizer(folder, model.target.trust_remote_code)
     stops = stop_ids(tokenizer, hf.generation_config, hf.config)
-    return Models(Stack(hf), tokenizer, stops, folder, block=model.block)
+    return Models(Stack(hf), tokenizer, stops, folder, block=model.block, prepack=model.prepack).pack()
 
 
 def checkpoint_folder(source: str) -> Path:

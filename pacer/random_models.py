@@ -32,13 +32,13 @@ def random_models(settings: Settings, *, drafts: bool = True) -> Models:
     """
     model = settings.model
     target = _stack(model, model.target, model.dtype, settings)
-    models = Models(target, cast(Any, None), (), Path(), block=model.block)
+    models = Models(target, cast(Any, None), (), Path(), block=model.block, prepack=model.prepack)
     whole = config_of(model.target, settings.paths.cache_folder).num_hidden_layers
     models.exit_layers = scaled_exits(model.exits.layers, whole, target.n_layers)
     exits = shared_exits(target, models.exit_layers) if models.exit_layers else {}
     models.exits = {("shared", layer): head for layer, head in exits.items()}
     if not drafts:
-        return models
+        return models.pack()
     if model.draft.kind == "model":
         if model.draft.source is None:
             raise ConfigError("model.draft.source is not set", allowed="a hub id or a folder with a config.json")
@@ -49,7 +49,7 @@ def random_models(settings: Settings, *, drafts: bool = True) -> Models:
     module = Preverifier(models.draft, settings.preverifier)
     narrow = target.device.type == "cpu" and module.width <= NARROW  # as one that is loaded
     models.preverifier = module.to(torch.float32 if narrow else models.draft.dtype).eval().requires_grad_(False)
-    return models
+    return models.pack()
 
 
 def _stack(model: ModelSettings, source: SourceSettings, dtype: str, settings: Settings) -> Stack:

@@ -68,6 +68,7 @@ class ModelSettings:
     exits: ExitSettings = field(default_factory=ExitSettings)
     feature: FeatureSettings = field(default_factory=FeatureSettings)
     block: int | None = None  # tokens to a block of paged key/value memory; null: contiguous
+    prepack: bool = True  # on a CPU: a second copy of the weights, as its kernels read them (models/prepacked.py)
 
 
 @dataclass

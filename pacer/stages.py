@@ -296,7 +296,7 @@ def build(settings: Settings, methods: Sequence[MethodSettings], *, full_head: b
     Args:
         full_head: also load the draft with the whole vocabulary's head.
     """
-    models = _built(settings, methods, full_head)
+    models = _built(settings, methods, full_head).pack()
     if any("prices" in needed_by(method.controller) for method in methods):
         from pacer.price_stage import attach_prices
 

@@ -27,15 +27,19 @@ from pacer.settings import ProfileSettings
 from pacer.stages import build
 
 SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
-LONG = {"gamma_max": 16}  # blocks and rules are compared without the tuned cap, which may be shorter than a block
+LENGTHS = (8, 16, 32)
 
 
-def changes(label: str) -> list[dict[str, Any]]:
-    """One value at a time; of the rules those that read the label."""
+def changes(label: str, longest: int) -> list[dict[str, Any]]:
+    """One value at a time; of the rules those that read the label. No draft is longer than the pre-verifier learnt on.
+
+    Blocks and rules are compared without the tuned cap, which may be shorter than a block.
+    """
+    long = {"gamma_max": longest}
     return [
         {}, {"lo": 0.0, "hi": 1.0}, {"rho": 1.0}, {"rho": 1.1},
-        *({"b": 2, "rule": rule, **LONG} for rule in BLOCK_RULES[label]),
-        *({"b": b, **LONG} for b in (1, 3, 4, 5, 6)), {"gamma_max": 8}, LONG,
+        *({"b": 2, "rule": rule, **long} for rule in BLOCK_RULES[label]),
+        *({"b": b, **long} for b in (1, 3, 4, 5, 6)), *({"gamma_max": n} for n in LENGTHS if n < longest), long,
     ]  # fmt: skip
 
 
@@ -53,8 +57,8 @@ def predictions(table: Table, prices: Prices, tuned: dict[str, Any], arms: list[
 def main(arguments: list[str]) -> int:
     """Arguments: the pair (experiments pacer/NAME and replay/NAME) and settings."""
     pair, *words = arguments
-    label = load_settings([f"+experiment=pacer/{pair}", *words]).preverifier.label
-    arms = [arm(change) for change in changes(label)]
+    judge = load_settings([f"+experiment=pacer/{pair}", *words]).preverifier
+    arms = [arm(change) for change in changes(judge.label, judge.gamma_max)]
     listed = ",".join(f'"{name}"' for name in ["ar", *arms])
     settings = load_settings([f"+experiment=pacer/{pair}", f"benchmark.arms=[{listed}]", *words])
     temperature = settings.sampling.temperature
@@ -65,7 +69,7 @@ def main(arguments: list[str]) -> int:
         models = build(tuning, [method_settings("pacer")])
         table, _ = dense_table(tuning, models, *texts_of(tuning, models))
         context = max(1, round(float(table.start.mean())))
-        points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=16, repeats=5))
+        points = profile(models, ProfileSettings(contexts=[context], batches=[1], gamma_max=judge.gamma_max, repeats=5))
         predicted = predictions(table, from_points(points, context, tuning.costs.rest), models.tuned or {}, arms)
     folder, results = measured(settings)
     overall = {row["arm"]: row for row in results["overall"]}

@@ -5,4 +5,4 @@
 source "$(dirname "$0")/setup.sh"
 if [ -d "${1:-}" ]; then exec "$PYTHON" scripts/check_replay.py "$@"; fi
 exec "$PYTHON" scripts/check_replay.py "+experiment=$EXPERIMENT" "benchmark.limit=${1:-4}" \
-    "benchmark.minutes=${MINUTES:-15}" benchmark.split=all benchmark.max_new_tokens=64 "${@:2}"
+    "benchmark.minutes=${MINUTES:-15}" benchmark.split=all benchmark.max_new_tokens=64 profile.repeats=15 "${@:2}"

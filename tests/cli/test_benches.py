@@ -64,11 +64,18 @@ def test_a_goal_is_reached_or_not() -> None:
     assert reached == [True, False, False, True, False]
 
 
+@pytest.mark.parametrize(("learnt", "lengths"), [(16, {8, 16}), (32, {8, 16, 32}), (12, {8, 12})])
+def test_ablations_of_length_end_where_the_preverifier_does(learnt: int, lengths: set[int]) -> None:
+    found = bench_ablation.changes("survival", learnt)
+    assert {change["gamma_max"] for change in found if list(change) == ["gamma_max"]} == lengths
+    assert all(change["gamma_max"] == learnt for change in found if "b" in change)
+
+
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_bench_ablation(
     home: Path, temperature: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_ablation, "changes", lambda label: [{}, {"b": 2, "gamma_max": 4}])
+    monkeypatch.setattr(bench_ablation, "changes", lambda label, longest: [{}, {"b": 2, "gamma_max": 4}])
     more = [f"sampling.temperature={temperature}", "replay.limit=2", "benchmark.limit=2"]
     bench_ablation.main(["demo", *tiny(home, "pacer/demo"), *more])
     rows = last_line(capsys)["rows"]
