@@ -23,7 +23,7 @@ KEPT = ("results.json", "table.md", "table.csv", "table.txt", "tuned.json", "pro
         "settings.yaml", "bench_main.json", "bench_pacer.json", "bench_ablation.json", "check_replay.json",
         "bench_hispec.json", "bench_batch.json", "bench_exits.json", "sweep.json", "checked.json",
         "ablation.json", "ablation.md", "bench_layerskip.json", "layerskip.md", "bench_all.json",
-        "ranks.md")  # fmt: skip
+        "ranks.md", "packed.json", "packed.md")  # fmt: skip
 
 
 def portable(text: str, run: Path) -> str:

@@ -43,16 +43,12 @@ from pacer.stopping import check_stop
 
 TEXTS, WINDOWS = 96, 16
 VARIANTS: dict[str, list[str]] = {
-    "first 4 layers": [],
+    "first 2 layers": [],
     "no copying": ["model.draft.copying=false"],
-    "first 3 and the last": ["model.draft.layers=[0,1,2,29]"],
+    "the first and the last": ["model.draft.layers=[0,29]"],
     "first layer alone": ["model.draft.layers=[0]"],
-    "first 2": ["model.draft.layers=[0,1]"],
-    "first 3": ["model.draft.layers=[0,1,2]"],
-    "first 6": ["model.draft.layers=[0,1,2,3,4,5]"],
-    "first 8": ["model.draft.layers=[0,1,2,3,4,5,6,7]"],
-    "head of 4,096": ["model.draft.head_size=4096"],
-    "head of 16,384": ["model.draft.head_size=16384"],
+    **{f"first {n}": [f"model.draft.layers=[{','.join(map(str, range(n)))}]"] for n in (3, 4, 6, 8)},
+    **{f"head of {size:,}": [f"model.draft.head_size={size}"] for size in (2048, 8192, 16384)},
     "ready corpus alone": ["corpus.extend=[]"],
     "prompts not learned from": ["trainer.prompt_weight=0"],
     "half of the loss is KL": ["trainer.kl_weight=0.5"],

@@ -46,7 +46,7 @@ class Point:
     high_ms: float
 
 
-def _pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
+def target_pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
     """A verification pass as decoding does it: n tokens after ``context`` cached ones, logits and argmax of all."""
     lane = Lane(stack)
     lane.reset(batch, context + n)
@@ -59,7 +59,7 @@ def _pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor
     return run
 
 
-def _draft_pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
+def draft_pass(stack: Stack, n: int, batch: int, context: int) -> Callable[[], Tensor]:
     """A draft pass as decoding does it: the candidate for copying is looked up in the context, the last place is read.
 
     Without copying there is nothing to look up."""
@@ -122,10 +122,10 @@ def _parts(models: Models, settings: ProfileSettings, batch: int, context: int) 
     parts: Parts = {}
     parts["head", 1] = _head(models.target, 1, batch)
     for n in range(1, settings.gamma_max + 2):
-        parts["target", n] = _pass(models.target, n, batch, context)
+        parts["target", n] = target_pass(models.target, n, batch, context)
     if models.draft is not None:
         for n in (1, 2):
-            parts["draft", n] = _draft_pass(models.draft, n, batch, context)
+            parts["draft", n] = draft_pass(models.draft, n, batch, context)
         parts["signals", 1] = _signals(models.draft, batch, context)
         parts["draft_head", 1] = _head(models.draft, 1, batch)
     if models.preverifier is not None:

@@ -15,7 +15,7 @@ from pacer.models.copying import LONGEST_MATCH
 from pacer.models.draft import TrainableDraft
 from pacer.models.stack import Stack
 from pacer.settings import CostSettings, Settings
-from scripts import bench_ablation, bench_pacer, search_draft, search_skip
+from scripts import bench_ablation, bench_pacer, measure_packed, search_draft, search_skip
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
 from tests.tiny import plain_greedy, tiny_stack
@@ -151,8 +151,19 @@ def test_agreement_counts_the_targets_own_text() -> None:
     assert search_skip.kept(stack, [0, 1, 2], [text, wrong]) == pytest.approx(12 / 13)
 
 
-@pytest.mark.parametrize("script", [bench_pacer, bench_ablation, search_draft, search_skip])
+@pytest.mark.parametrize("script", [bench_pacer, bench_ablation, search_draft, search_skip, measure_packed])
 def test_a_wrong_setting_is_one_line(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["demo", "trainer.lrr=1"] if script in (bench_pacer, bench_ablation) else ["trainer.lrr=1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and "lrr" in error
+
+
+def test_measure_packed(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_packed, "WIDTHS", (1, 3))
+    assert measure_packed.main([*words(home, "pacer/demo"), "profile.contexts=[16]", "profile.repeats=2"]) == 0
+    found = last_line(capsys)
+    assert [(row["part"], row["n"]) for row in found["rows"]] == [("target", 1), ("target", 3), ("draft", 1)]
+    for row in found["rows"]:
+        assert row["low"] <= row["ratio"] <= row["high"] and row["plain_ms"] > 0 < row["packed_ms"]
+    assert found["rows"][0]["plain_passes"] == found["rows"][0]["packed_passes"] == 1
+    assert Path(found["written"]).with_name("packed.md").read_text().count("\n") == 2 + len(found["rows"])

@@ -55,7 +55,7 @@ def test_help(toy: Path) -> None:
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
     assert text.startswith("Say what was set.") and "$signs and {braces}" in text
-    assert "experiment/pacer: copy2, demo, hub, skip, smollm2" in text and "tokens_per_batch: 4096" in text
+    assert "experiment/pacer: copy4, demo, hub, skip, smollm2" in text and "tokens_per_batch: 4096" in text
 
 
 def test_show_configuration(toy: Path) -> None:

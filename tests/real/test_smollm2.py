@@ -92,7 +92,7 @@ def test_simulated_rounds_are_what_decoding_does(smollm2: Path) -> None:
             assert line["accepted"] == [min(int(accepted), len(drafted))]
 
 
-@pytest.mark.parametrize("name", ["smollm2-copy4", "smollm2-feature"])
+@pytest.mark.parametrize("name", ["smollm2-copy2", "smollm2-copy4", "smollm2-feature"])
 def test_the_packaged_checkpoint_is_small_and_has_a_card(smollm2: Path, name: str) -> None:
     folder = checkpoint_folder(f"packaged:{name}")
     assert sum(file.stat().st_size for file in folder.iterdir()) <= 30e6
