@@ -27,7 +27,7 @@ from pacer.settings import ModelSettings, SamplingSettings, SourceSettings
 from scripts import measure_beside
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
-from tests.integration.test_pearl import COSTS
+from tests.pearls import COSTS
 
 GREEDY = SamplingSettings()
 

@@ -14,7 +14,7 @@ from pacer.evaluation.replay.choice import halved
 from pacer.evaluation.replay.results import results, to_text
 from pacer.reporting import evidence_plots as plots
 from pacer.settings import CostSettings
-from tests.unit.test_replay import planted
+from tests.replays import planted
 
 POINT = {"arm": "sd gamma=2", "benchmark": "gsm8k", "predicted": 20.0, "measured": 21.0}
 

@@ -1,18 +1,11 @@
-"""Drafting beside the target: the target's own greedy text, round by round as PEARL has it, wherever the draft runs."""
+"""Drafting beside the target: the target's own greedy text, round by round as PEARL has it."""
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,35 +13,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacer.decoding import concurrent, contention
-from pacer.decoding.build import beside, speculative
-from pacer.decoding.concurrent import Beside, InTurn, Worker
-from pacer.decoding.contention import Costs
-from pacer.decoding.drafters import pearl as pearl_module
-from pacer.decoding.drafters.model import ModelDrafter
-from pacer.decoding.drafters.pearl import Pearl
-from pacer.decoding.loop import Decoder
-from pacer.decoding.request import Request, Result
+from pacer.decoding import contention
+from pacer.decoding.build import beside
+from pacer.decoding.concurrent import Beside, Worker
+from pacer.decoding.request import Request
 from pacer.decoding.writer import Draftsman
 from pacer.errors import DecodingError, UnsupportedError
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
-from tests.tiny import generate, make_decoder, near, plain_greedy, prompts, table_model, tiny_model, tiny_stack
+from tests.pearls import (
+    COSTS,
+    DRAFT,
+    LAYERS,
+    NEW,
+    PROMPTS,
+    TARGET,
+    WANTED,
+    in_turn,
+    pearl,
+    requests,
+    rounds,
+    skip_measuring,
+    thread,
+)
+from tests.tiny import generate, make_decoder, near, plain_greedy, table_model, tiny_model
 
-LAYERS, NEW = 2, 22
-PROMPTS = prompts([5, 14, 8, 1])
-TARGET, DRAFT = tiny_stack(layers=LAYERS), Stack(near(tiny_model(layers=LAYERS), 0.005))
-WANTED = [plain_greedy(TARGET.model, prompt, NEW) for prompt in PROMPTS]
-COSTS = Costs("in turn", 1, 4, 4e-3, 5e-3, 1e-3, 1.25e-3)
 Make = Callable[[Draftsman], Worker]
-
-
-def in_turn(draftsman: Draftsman) -> Worker:
-    return InTurn(draftsman)
-
-
-def thread(draftsman: Draftsman) -> Worker:
-    return Beside(draftsman, own_process=False)
 
 
 @pytest.fixture
@@ -58,22 +48,7 @@ def measured() -> None:
 
 @pytest.fixture(autouse=True)
 def unmeasured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measuring takes longer than the rest of a test."""
-    if "measured" not in request.fixturenames:
-        monkeypatch.setattr(pearl_module, "measure", lambda *_: COSTS)
-
-
-def requests(new: int = NEW, **options: Any) -> list[Request]:
-    return [Request(f"r{i}", prompt, new, **options) for i, prompt in enumerate(PROMPTS)]
-
-
-def pearl(decoder: Decoder) -> Pearl:
-    assert isinstance(decoder.proposer, Pearl)
-    return decoder.proposer
-
-
-def rounds(result: Result) -> list[tuple[int, int, int]]:
-    return [(len(line["drafted"]), line["accepted"][0], len(line["emitted"])) for line in result.rounds[1:]]
+    skip_measuring(request, monkeypatch)
 
 
 def simulated(
@@ -243,20 +218,6 @@ def test_temperature_is_refused() -> None:
         beside(TARGET, DRAFT, 3, SamplingSettings(temperature=0.7))
 
 
-def test_where_nothing_can_run_beside_it_drafts_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrent, "cores", lambda: 1)
-    decoder = beside(TARGET, DRAFT, 3)
-    with pytest.warns(UserWarning, match="pearl drafts in turn, not beside the target: .*one core") as caught:
-        results = decoder.generate(requests())
-    assert len(caught) == 1 and "\n" not in str(caught[0].message)
-    in_threads = beside(TARGET, DRAFT, 3, worker=thread)
-    others = in_threads.generate(requests())
-    assert [(r.ids, rounds(r)) for r in results] == [(r.ids, rounds(r)) for r in others]
-    assert [r.ids for r in decoder.generate(requests())] == WANTED, "no second warning: it would be an error here"
-    assert pearl(decoder).report()["worker"] == "in turn"
-    pearl(in_threads).close()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_whatever_ends_a_batch_ends_the_worker_and_gives_threads_back(error: type[BaseException]) -> None:
     decoder = beside(TARGET, DRAFT, 4, worker=thread)
@@ -308,125 +269,3 @@ def test_both_sides_are_measured(make: Make, measured: None) -> None:
 def test_gamma_is_the_ratio_of_costs_while_both_run() -> None:
     assert COSTS.gamma == 4 and replace(COSTS, draft_beside=2e-3).gamma == 2, "2.5 rounds to even"
     assert replace(COSTS, draft_beside=1.0).gamma == 2 and replace(COSTS, draft_beside=1e-9).gamma == contention.DRAWS
-
-
-@pytest.mark.parametrize(("threads", "cores", "left"), [(2, 2, 1), (1, 2, 1), (8, 8, 7), (4, 8, 4), (2, 1, 1)])
-def test_a_process_of_its_own_has_a_core_of_its_own(
-    threads: int, cores: int, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(contention, "cores", lambda: cores)
-    assert contention.spare_threads(threads) == left
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
-
-
-def gone(pid: int, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not alive(pid)
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[Decoder]:
-    """A decoder whose draft is written in a process of its own: it takes seconds to start, so tests share it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (concurrent, contention):
-            patch.setattr(module, "cores", lambda: 2)
-        decoder = beside(TARGET, DRAFT, 3)
-        decoder.generate(requests())  # starts it
-        yield decoder
-
-
-@pytest.mark.slow
-def test_in_a_process_of_its_own(process: Decoder, measured: None) -> None:
-    for batch in (1, 4):
-        assert [r.ids for r in generate(process, requests(), batch)] == WANTED
-    stream = process.generate([*requests(), Request("again", PROMPTS[1], NEW)], slots=2)
-    in_thread = beside(TARGET, DRAFT, 3, worker=thread)
-    others = in_thread.generate([*requests(), Request("again", PROMPTS[1], NEW)], slots=2)
-    assert [(r.ids, rounds(r)) for r in stream] == [(r.ids, rounds(r)) for r in others]
-    pearl(in_thread).close()
-    assert torch.get_num_threads() == 1
-    report = pearl(process).report()
-    assert report["worker"] == "process" and report["rows"] == 2
-
-
-def test_its_weights_are_shared_and_signals_to_the_group_do_not_end_it(process: Decoder) -> None:
-    """A draft that is changed here changes there."""
-    worker = pearl(process).worker
-    assert isinstance(worker, Beside) and worker.pid is not None and alive(worker.pid)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(worker.pid, number)
-    before = DRAFT.head.weight.clone()
-    assert DRAFT.head.weight.is_shared()
-    DRAFT.head.weight.copy_(-before)
-    try:
-        results = process.generate(requests())
-        turned = beside(TARGET, DRAFT, 3, worker=in_turn).generate(requests())
-        assert [r.ids for r in results] == WANTED
-        assert [rounds(r) for r in results] == [rounds(r) for r in turned]
-    finally:
-        DRAFT.head.weight.copy_(before)
-    assert [rounds(r) for r in process.generate(requests())] != [rounds(r) for r in turned]
-
-
-def test_it_ends_when_it_is_killed_and_with_its_decoder(process: Decoder) -> None:
-    worker = pearl(process).worker
-    assert isinstance(worker, Beside) and worker.pid is not None
-    pid = worker.pid
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DecodingError, match=r"the draft's process ended: 'exit code -9'"):
-        process.generate(requests())
-    assert gone(pid) and worker.pid is None
-    assert not [p for p in concurrent.multiprocessing.active_children() if p.pid == pid]
-
-
-ENDLESS = """
-from pacer.decoding import concurrent, contention
-from pacer.decoding.build import beside
-from pacer.decoding.request import Request
-from tests.tiny import near, tiny_model, tiny_stack
-from pacer.models.stack import Stack
-
-if __name__ == "__main__":
-    concurrent.cores = contention.cores = lambda: 2
-    decoder = beside(tiny_stack(layers=2), Stack(near(tiny_model(layers=2))), 4)
-    decoder.generate([Request("r", [1, 2], 20)])
-    print(decoder.proposer.worker.pid, flush=True)
-    while True:
-        decoder.generate([Request("r", [1, 2], 100)])
-"""
-
-
-@pytest.mark.slow
-def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    parent = subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    try:
-        pid = int(parent.stdout.readline())
-        time.sleep(0.5)
-        assert alive(pid)
-    finally:
-        parent.kill()
-        parent.communicate(timeout=60)
-    assert gone(pid)
-
-
-def test_the_draft_of_an_ordinary_loop_is_the_same_model() -> None:
-    """Sharing moves weights; whoever else decodes with them sees no difference."""
-    from pacer.decoding.controllers.fixed import Fixed
-
-    drafter = ModelDrafter(DRAFT, TARGET.vocab_size, SamplingSettings())
-    results = speculative(TARGET, drafter, Fixed(3)).generate(requests())
-    assert [r.ids for r in results] == WANTED and any(sum(line["accepted"]) for r in results for line in r.rounds)
-    gc.collect()
