@@ -161,7 +161,7 @@ class LabelSettings:
 class CostSettings:
     """Costs in units of one single-token target pass, as `pacer.profile` measures them; used to simulate speed."""
 
-    draft: float = 0.16  # one draft pass
+    draft: float = 0.1  # one draft pass (of two of thirty layers)
     preverify: float = 0.015  # one pre-verifier call (of width 192)
     token: float = 0.015  # each further token the target verifies
     rest: float = 0.01  # everything else in a round
