@@ -10,11 +10,11 @@ Shapes: O outputs, I inputs.
 from __future__ import annotations
 
 import logging
-import os
 import platform
 from collections.abc import Iterable
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -69,7 +69,7 @@ def prepack(modules: Iterable[nn.Module]) -> int:
     """
     layers = list(dict.fromkeys(child for module in modules for child in module.modules() if packable(child)))
     needed, free = _bytes(layers), _free_memory()
-    if free is not None and needed > SHARE * free:
+    if needed > SHARE * free:
         what = "weights are not packed for this CPU: their copies would take %.1f of %.1f GB of free memory"
         log.warning(what, needed / 1e9, free / 1e9)
         return 0
@@ -83,9 +83,6 @@ def _bytes(layers: Iterable[nn.Module]) -> int:
     return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
-def _free_memory() -> int | None:
-    """Bytes; None: this system does not say."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
+def _free_memory() -> int:
+    """Bytes that can be had, what files only fill as a cache included."""
+    return int(psutil.virtual_memory().available)

@@ -59,7 +59,7 @@ def test_sampling_keeps_the_joint_distribution(kind: str, q: Tensor) -> None:
     decoder = _decoder(drawn(SMALL, q, kind), STACK, sampling=WARM)
     results = generate(decoder, _many(), BATCH)
     assert chi_square(_joint(results, 3), _law(3).tolist()) > ALPHA
-    accepted = [line["accepted"][0] for r in results for line in r.rounds[1:]]  # type: ignore[index]
+    accepted = [line["accepted"][0] for r in results for line in r.rounds[1:]]  # type: ignore[index]  # a list
     assert {accepted.count(n) > 50 for n in range(3)} == {True}
 
 
@@ -124,7 +124,8 @@ def test_a_tree_that_an_earlier_verifier_reads(bonus: bool, batch: int, slots: i
     requests = _requests()
     results = [r for i in range(0, 4, batch) for r in decoder.generate(requests[i : i + batch], slots=slots)]
     assert [r.ids for r in results] == [plain_greedy(TARGET.model, prompt, NEW) for prompt in PROMPTS]
-    inner = [line for r in results for outer in r.rounds for line in outer.get("inner", [])]  # type: ignore[attr-defined]
+    rounds: list[Any] = [line for r in results for line in r.rounds]
+    inner = [line for outer in rounds for line in outer.get("inner", [])]
     assert {line["accepted"] for line in inner} >= {0, 4} and all(
         "parents" in line for line in inner if line["drafted"]
     )

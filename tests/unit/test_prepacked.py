@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -84,11 +86,11 @@ def test_gradients_are_a_plain_layers() -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_copies_pack_anew(again: object) -> None:
+def test_copies_pack_anew(again: Callable[[Any], Any]) -> None:
     layer, x = packed(nn.Linear(32, 16)), torch.randn(4, 32)
     with torch.inference_mode():
         wanted = layer(x)
-        other = again(layer)  # type: ignore[operator]  # either of two functions
+        other = again(layer)
         assert other._packed is None and torch.equal(other(x), wanted)
 
 
@@ -102,8 +104,8 @@ def test_all_who_hold_a_layer_go_on_holding_it() -> None:
 
 def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(prepacked, "LEAST", 1000)
-    half, quantised = nn.Linear(64, 64).half(), nn.Linear(64, 64, device="meta")
-    assert prepack([nn.Linear(31, 32), half, quantised, nn.Embedding(64, 64)]) == 0
+    half, nowhere = nn.Linear(64, 64).half(), nn.Linear(64, 64, device="meta")
+    assert prepack([nn.Linear(31, 32), half, nowhere, nn.Embedding(64, 64)]) == 0
     layer = nn.Linear(64, 64)
     monkeypatch.setattr(prepacked, "_free_memory", lambda: 2 * 4 * 65 * 64 - 1)
     with caplog.at_level(logging.WARNING):
