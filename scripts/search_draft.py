@@ -121,12 +121,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 @program
 def main(words: list[str]) -> int:
-    budget = [*(words or ["+experiment=draft/smollm2"]), f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
+    names = [word for word in words if "=" not in word] or list(VARIANTS)
+    if unknown := [name for name in names if name not in VARIANTS]:
+        raise ConfigError("unknown variants", value=", ".join(unknown), allowed=", ".join(VARIANTS))
+    given = [word for word in words if "=" in word] or ["+experiment=draft/smollm2"]
+    budget = [*given, f"trainer.max_minutes={os.environ.get('MINUTES', '4')}"]
     settings, rows = load_settings(budget), []
     models = load_target(settings.model, settings.paths.cache_folder)
     texts = judged_on(settings, models)
-    for name, changes in VARIANTS.items():
-        rows.append(row(name, load_settings([*budget, *changes]), models, texts))
+    for name in names:
+        rows.append(row(name, load_settings([*budget, *VARIANTS[name]]), models, texts))
         print(table(rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
         check_stop()
     path = write_json(Path(settings.paths.runs) / "search_draft.json", {"rows": rows, "budget": budget})

@@ -107,6 +107,10 @@ def test_search_draft(home: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert list(rows) == list(chosen) and best == rows[best["variant"]]
     assert best["speed"] == max(found["speed"] for found in rows.values())
     assert rows["ready corpus alone"]["weights"] == rows["first"]["weights"] > rows["no copying"]["weights"]
+    monkeypatch.setattr("sys.argv", ["search_draft.py", "no copying", *command])  # by name, one of them
+    assert search_draft.main() == 0 and last_line(capsys)["best"] == rows["no copying"]
+    monkeypatch.setattr("sys.argv", ["search_draft.py", "no copyin", *command])
+    assert search_draft.main() != 0 and "first, no copying, ready corpus alone" in capsys.readouterr().err
 
 
 def test_rounds_from_every_place() -> None:
