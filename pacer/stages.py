@@ -43,6 +43,7 @@ from pacer.resources import resource
 from pacer.rules import needed_by
 from pacer.settings import MethodSettings, Settings, TrainerSettings
 from pacer.shards import pieces, shard_of
+from pacer.stopping import PATIENCE, check_stop
 from pacer.teacher_stage import teacher_labels, teacher_stage
 from pacer.train_stage import train_once, trainer_key
 
@@ -124,7 +125,7 @@ def _continuations(settings: Settings, models: Models, batch: Sequence[Prompt]) 
     requests = [Request(p.id, encode(p, models.tokenizer), budget, stops) for p in batch]
     return [
         {"id": p.id, "task": p.task, "prompt_ids": list(r.request.prompt_ids), "output_ids": r.ids}
-        for p, r in zip(batch, decoder.generate(requests), strict=True)
+        for p, r in zip(batch, decoder.generate(requests, lambda row, line: check_stop(PATIENCE)), strict=True)
     ]
 
 
@@ -178,6 +179,7 @@ def _simulate(settings: Settings, models: Models, stage: Stage, texts: Sequence[
                     total[:] = total[0] + len(rounds.starts), total[1] + int(rounds.accepted.sum())
                     bar.set_postfix_str(f"{total[1] / total[0]:.2f} tokens accepted a round", refresh=False)
                 bar.update()
+                check_stop(PATIENCE)
             return "".join(lines)
 
         stage.fill(len(shards), make, first=own, extra={"texts": len(texts)})

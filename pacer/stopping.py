@@ -1,7 +1,8 @@
 """Stopping at safe points: a signal sets a flag, long loops look at it between their units of work.
 
 The first SIGTERM or SIGINT asks; `check_stop` then raises `Stopped` at the next unit boundary, where finished work is
-already on disk, so the same command resumes. A second SIGINT interrupts at once.
+already on disk, so the same command resumes. A unit that takes longer than PATIENCE after that is given up: Slurm kills
+a minute after it asked. A second SIGINT interrupts at once.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_requested: list[int] = []  # signal numbers received since the verb started
+PATIENCE = 20.0  # seconds that a unit has to end in once a stop was requested
+_requested: list[tuple[int, float]] = []  # signals received since the verb started: number and time
 
 
 class Stopped(BaseException):
-    """The run was asked to stop and did, between two units of work.
+    """The run was asked to stop and did: what is finished is on disk.
 
     Not an ``Exception``: neither a library's catch-all nor a sweep's launcher may take it for a failed job and go on.
     """
@@ -29,15 +32,19 @@ def stop_requested() -> bool:
     return bool(_requested)
 
 
-def check_stop() -> None:
-    """Raise `Stopped` when a stop was requested; call it at unit boundaries, after the unit's output is on disk."""
-    if _requested:
-        raise Stopped(signal.Signals(_requested[0]).name)
+def check_stop(patience: float = 0.0) -> None:
+    """Raise `Stopped` when a stop was requested; call it at unit boundaries, after the unit's output is on disk.
+
+    Args:
+        patience: seconds since the request below which it does nothing. Inside a unit that may take minutes: PATIENCE.
+    """
+    if _requested and time.monotonic() - _requested[0][1] >= patience:
+        raise Stopped(signal.Signals(_requested[0][0]).name)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    again = number == signal.SIGINT and signal.SIGINT in _requested
-    _requested.append(number)
+    again = number == signal.SIGINT and any(earlier == number for earlier, _ in _requested)
+    _requested.append((number, time.monotonic()))
     if again:
         raise KeyboardInterrupt
     _pass_on()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pacer.data.batching import token_batches
 from pacer.models.stack import Stack, causal_mask
+from pacer.stopping import PATIENCE, check_stop
 
 LOGITS = 2**25  # held at once, in float32: 128 MiB whatever the vocabulary
 TOKENS = 4096  # of a batch
@@ -67,6 +68,7 @@ def predict(target: Stack, texts: Sequence[Sequence[int]], k: int) -> list[Predi
         states = torch.cat([row[:length] for row, length in zip(states, lengths, strict=True)])  # no padding
         whole = [tensor.cpu().split(lengths) for tensor in read_out(target, states, k)]
         found |= {i: Predictions(*tensors) for i, *tensors in zip(batch, *whole, strict=True)}
+        check_stop(PATIENCE)
     return [found[i] for i in range(len(texts))]
 
 

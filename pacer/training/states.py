@@ -31,6 +31,7 @@ from pacer.files import disk_errors
 from pacer.models.checkpoint import identity
 from pacer.models.stack import Stack
 from pacer.progress import progress
+from pacer.stopping import PATIENCE, check_stop
 from pacer.training.preverify import produced_states
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ def _write(stage: Stage, draft: Stack, pairs: Sequence[Pair]) -> None:
                     produced_states(draft, pack([[pair]], "survival").to(draft.device))[0].cpu().contiguous()
                 )
                 bar.update()
+                check_stop(PATIENCE)
             return functools.partial(save_file, found)
 
         extra = {"texts": len(pairs), "bytes": bytes_needed(draft, pairs)}

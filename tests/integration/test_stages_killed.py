@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import artifacts, stages
+from pacer import artifacts, stages, stopping
+from pacer.artifacts import Stage
 from pacer.assemble import Models
 from pacer.data.corpus import read_corpus
+from pacer.data.labels import simulate
+from pacer.evaluation.replay.stage import _build as build_table
 from pacer.settings import CorpusSettings
-from pacer.stopping import Stopped
-from tests.homes import METHODS, PROMPTS, files, killed_after, make, make_home
+from pacer.stopping import PATIENCE, Stopped
+from pacer.teacher_stage import teacher_labels
+from pacer.training.states import store_states
+from tests.homes import GAMMA, METHODS, PROMPTS, files, killed_after, make, make_home
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +75,34 @@ def test_a_stop_request_is_heeded_between_shards(
         patch.setattr(artifacts, "check_stop", stop)
         stages.labels(make(home, tmp_path), built, "preverifier", "x")
     assert len(list((tmp_path / "stages" / "labels").rglob("shard-*"))) == 1
+
+
+@pytest.mark.parametrize(("ago", "shards"), [(0.0, 1), (1.5 * PATIENCE, 0)])
+@pytest.mark.parametrize("kind", ["corpus", "labels", "tables", "teacher", "states"])
+def test_a_unit_that_takes_long_after_a_stop_request_is_given_up(
+    home: Path, built: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ago: float, shards: int
+) -> None:
+    """Slurm kills a minute after it asked; a unit that ends soon is finished."""
+    settings, texts = make(home, tmp_path), stages.corpus(make(home), built)[0]
+    draft, stage = built.draft, Stage(tmp_path, kind, {"k": 4, "shard_size": 5, "target": "tiny", "dtype": "float32"})
+    assert draft is not None
+    size = built.target.vocab_size
+    pairs = [(text, simulate(draft, text, settings.labels, built.stop_ids, size)) for text in texts]
+    rounds = [(text, found) for text, found in pairs if found is not None]
+    work: dict[str, Callable[[], object]] = {
+        "corpus": lambda: stages.corpus(settings, built),
+        "labels": lambda: stages._simulate(settings, built, stage, texts),
+        "tables": lambda: build_table(built, texts, 9, GAMMA, None, stage),
+        "teacher": lambda: teacher_labels(stage, built.target, texts),
+        "states": lambda: store_states(tmp_path, draft, rounds),
+    }
+    monkeypatch.setattr(stopping, "_requested", [(signal.SIGTERM, time.monotonic() - ago)])
+    with pytest.raises(Stopped):
+        work[kind]()
+    assert len(list(tmp_path.rglob("shard-*"))) == shards
+    monkeypatch.setattr(stopping, "_requested", [])
+    work[kind]()
+    assert len(list(tmp_path.rglob("manifest.json"))) == 1
 
 
 def test_killed_labels_go_on(home: Path, built: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from pacer.models.preverifier import Preverifier
 from pacer.progress import progress
 from pacer.settings import Settings
 from pacer.stages import continued, corpus, draft_checkpoint, draft_key
+from pacer.stopping import PATIENCE, check_stop
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ def _build(models: Models, texts: Sequence[Text], budget: int, gamma: int, tail:
             for text in shards[index]:
                 tables.append(text_table(models, text, budget, gamma, tail))
                 bar.update()
+                check_stop(PATIENCE)
             return functools.partial(save, join(tables))
 
         stage.fill(len(shards), make, suffix=".npz", extra={"texts": len(texts)})
