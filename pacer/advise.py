@@ -6,10 +6,10 @@ import shlex
 import sys
 from dataclasses import asdict, replace
 
-from pacer.app import run_folder, verb
-from pacer.arms import overrides
 from pacer.artifacts import write_json
+from pacer.command.app import run_folder, verb
 from pacer.evaluate import measured
+from pacer.methods.arms import overrides
 from pacer.settings import Settings
 
 

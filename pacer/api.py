@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pacer.app import load_settings
-from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
+from pacer.command.app import load_settings
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError
 from pacer.generate import request_of
+from pacer.methods.arms import method_settings
 from pacer.settings import MethodSettings, SamplingSettings, Settings
-from pacer.stages import build
+from pacer.stages.build import build
 
 
 @dataclass(frozen=True)

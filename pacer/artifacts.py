@@ -32,8 +32,8 @@ from pacer.files import (
     write_json,
 )
 from pacer.provenance import provenance
-from pacer.stopping import check_stop
-from pacer.work import LOCK, RECORD, hold, is_own, recorded, try_hold
+from pacer.work.records import LOCK, RECORD, hold, is_own, recorded, try_hold
+from pacer.work.stopping import check_stop
 
 __all__ = [
     "ArtifactError", "Stage", "canonical_json", "provenance", "stable_hash", "write_atomic", "write_json",

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from pacer.branching_methods import branching_decoder, is_branching
 from pacer.choices import CHOICES, DRAFTERS, HEADS
 from pacer.decoding.build import beside, speculative
 from pacer.decoding.controllers.base import Controller
@@ -21,9 +20,11 @@ from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.lane import Lane
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError, SourceError, UnsupportedError
-from pacer.exit_methods import EXIT_DRAFTERS, exit_decoder
-from pacer.feature_methods import FEATURE_DRAFTER, feature_decoder
 from pacer.files import sha256
+from pacer.methods.branching import branching_decoder, is_branching
+from pacer.methods.exits import EXIT_DRAFTERS, exit_decoder
+from pacer.methods.feature import FEATURE_DRAFTER, feature_decoder
+from pacer.methods.rules import Judge, draft_rule, needed, price_key
 from pacer.models.draft import TrainableDraft, load_draft
 from pacer.models.exits import ExitHead
 from pacer.models.feature import FeatureDraft
@@ -35,7 +36,6 @@ from pacer.models.sources import fetch, load_model, load_tokenizer
 from pacer.models.stack import Stack
 from pacer.models.tokenizers import check_same_tokenizer, decode, stop_ids
 from pacer.resources import resource
-from pacer.rules import Judge, draft_rule, needed, price_key
 from pacer.settings import MethodSettings, ModelSettings, SamplingSettings, SourceSettings
 
 PACKAGED = "packaged:"
@@ -65,7 +65,7 @@ class Models:
     preverifier: Preverifier | None = None
     preverifier_folder: Path | None = None
     tuned: dict[str, Any] | None = None  # the controller's values that come with the pre-verifier
-    # what rounds take, by `pacer.rules.price_key`: with a draft of 0, 1, … tokens, in one unit
+    # what rounds take, by `pacer.methods.rules.price_key`: with a draft of 0, 1, … tokens, in one unit
     prices: dict[str, list[float]] = field(default_factory=dict)
     prepack: bool = True  # on a CPU
 
@@ -185,7 +185,7 @@ def make_controller(method: MethodSettings, models: Models) -> Controller | None
 
 
 def parts(models: Models, method: MethodSettings) -> dict[str, Any]:
-    """What rules and drafters may need, by name (`pacer.rules.PARTS`); None: it is not there."""
+    """What rules and drafters may need, by name (`pacer.methods.rules.PARTS`); None: it is not there."""
     judge = None if models.preverifier is None else (models.preverifier, models.tuned)
     heads = {name: models.judges.get((name,)) for name in HEADS}
     return {"preverifier": judge, "draft": models.draft, "prices": models.prices.get(price_key(method)), **heads}

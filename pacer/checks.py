@@ -8,7 +8,10 @@ import typing
 from math import fsum
 from typing import Any
 
-from pacer.arms import (
+from pacer.choices import CHOICES, GREEDY_DRAFTERS, HEADS
+from pacer.decoding.parts import Range
+from pacer.errors import ConfigError
+from pacer.methods.arms import (
     check_controller,
     check_drafter,
     check_exits,
@@ -17,11 +20,8 @@ from pacer.arms import (
     method_settings,
     unknown,
 )
-from pacer.choices import CHOICES, GREEDY_DRAFTERS, HEADS
-from pacer.decoding.parts import Range
-from pacer.errors import ConfigError
 from pacer.settings import MethodSettings, Settings
-from pacer.shards import shard_of
+from pacer.work.shards import shard_of
 
 _COUNT, _SIZE, _POSITIVE, _SHARE = Range(0), Range(1), Range(0, open_low=True), Range(0, 1)
 RANGES: dict[str, Range] = {

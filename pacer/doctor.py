@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pacer.app import run_folder, verb
 from pacer.artifacts import provenance, write_json
+from pacer.command.app import run_folder, verb
 from pacer.settings import Settings
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from pacer.app import run_folder, verb, with_settings
-from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.artifacts import provenance, write_atomic, write_json
+from pacer.command.app import run_folder, verb, with_settings
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.files import is_part, sha256, stable_hash
+from pacer.methods.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.settings import Settings, ShardSettings
-from pacer.shards import Shard, shard_of
-from pacer.work import REPORTING, hold, is_own, recorded
+from pacer.work.records import REPORTING, hold, is_own, recorded
+from pacer.work.shards import Shard, shard_of
 
 if TYPE_CHECKING:
     from pacer.assemble import Models
@@ -36,7 +36,7 @@ def main(settings: Settings) -> None:
     """
     from pacer.evaluation.arms import make_arm
     from pacer.evaluation.runner import load_benchmarks
-    from pacer.stages import build
+    from pacer.stages.build import build
 
     benchmark = settings.benchmark
     benchmarks = load_benchmarks(benchmark, settings.paths.data_dir)
@@ -91,7 +91,7 @@ def _same_parts(folder: Path, models: Models) -> None:
     Raises:
         ConfigError: the folder holds measurements of another draft, pre-verifier or tuning.
     """
-    from pacer.feature_methods import FEATURE_DRAFTER
+    from pacer.methods.feature import FEATURE_DRAFTER
     from pacer.models.checkpoint import digest, identity
 
     trained = models.preverifier_folder
@@ -132,7 +132,7 @@ def report(settings: Settings, folder: Path, lines: list[Any], benchmarks: Any, 
     from pacer.evaluation.tuned import notes_on
     from pacer.reporting.tables import to_csv, to_markdown, to_text
     from pacer.reporting.wandb_runs import log_results
-    from pacer.stages import command_line
+    from pacer.stages.training import command_line
 
     wrong = check_trace(lines)
     if wrong:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pacer.app import verb
+from pacer.command.app import verb
 from pacer.errors import ConfigError
 from pacer.provenance import command_text
 from pacer.settings import Settings, SourceSettings
@@ -41,7 +41,7 @@ def main(settings: Settings) -> None:
 def _draft(settings: Settings) -> _Made:
     from pacer.assemble import load_draft_model, load_target
     from pacer.models.export import write_draft
-    from pacer.stages import draft_checkpoint
+    from pacer.stages.draft import draft_checkpoint
 
     draft = settings.model.draft
     if draft.kind != "layers":
@@ -62,9 +62,9 @@ def _draft(settings: Settings) -> _Made:
 
 def _feature(settings: Settings) -> _Made:
     from pacer.assemble import load_target
-    from pacer.feature_stage import feature_checkpoint
     from pacer.models.export import write_feature
     from pacer.models.feature import load_feature
+    from pacer.stages.feature import feature_checkpoint
 
     models = load_target(settings.model, settings.paths.cache_folder)
     checkpoint = feature_checkpoint(settings, models)
@@ -77,11 +77,11 @@ def _feature(settings: Settings) -> _Made:
 
 def _exits(settings: Settings) -> _Made:
     from pacer.assemble import checkpoint_folder
-    from pacer.exit_stage import exits_checkpoint
     from pacer.models.exits import KIND, check_layers
     from pacer.models.export import copy_checkpoint, copy_model
     from pacer.models.sizes import read_config, skeleton
     from pacer.models.sources import fetch
+    from pacer.stages.exits import exits_checkpoint
 
     exits = settings.model.exits
     if exits.kind == "shared" and exits.source is None:
@@ -98,10 +98,10 @@ def _exits(settings: Settings) -> _Made:
 
 
 def _preverifier(settings: Settings) -> _Made:
-    from pacer.arms import method_settings
+    from pacer.methods.arms import method_settings
     from pacer.models.export import copy_checkpoint
     from pacer.models.preverifier import KIND
-    from pacer.stages import build
+    from pacer.stages.build import build
 
     found = build(settings, [method_settings("pacer")]).preverifier_folder
     assert found is not None

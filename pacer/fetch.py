@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pacer.app import verb
+from pacer.command.app import verb
 from pacer.settings import Settings, SourceSettings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pacer.app import verb
+from pacer.command.app import verb
 from pacer.errors import ConfigError
 from pacer.settings import GenerateSettings, Settings
 
@@ -24,7 +24,7 @@ def main(settings: Settings) -> None:
         raise ConfigError("no prompt", remedy='give one: python -m pacer.generate "Why is the sky blue?" …')
     from pacer.assemble import make_decoder
     from pacer.reporting.streaming import Painter, PlainText, summary
-    from pacer.stages import build
+    from pacer.stages.build import build
 
     chosen = settings.generate
     models = build(settings, [settings.method])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from pacer.app import verb
-from pacer.arms import method_settings
 from pacer.assemble import load_target
 from pacer.choices import HEADS
+from pacer.command.app import verb
+from pacer.methods.arms import method_settings
 from pacer.settings import Settings
+from pacer.stages.build import build
+from pacer.stages.draft import draft_checkpoint, draft_key
+from pacer.stages.texts import corpus, labels
 
 
 @verb
@@ -19,24 +22,23 @@ def main(settings: Settings) -> None:
 
     Killed and started again, it goes on where it was; `pacer.train` with the same words finds all of it ready.
     """
-    from pacer import stages
     from pacer.data.corpus import split_texts
 
     judges = settings.trainer.part in ("preverifier", *HEADS)
     if not judges:
         models = load_target(settings.model, settings.paths.cache_folder)
     else:
-        models = stages.build(settings, [method_settings("sd")])
-    texts, _ = stages.corpus(settings, models)
+        models = build(settings, [method_settings("sd")])
+    texts, _ = corpus(settings, models)
     for part, members in split_texts(texts, settings.corpus.parts).items():
         tokens = sum(len(text.output_ids) for text in members)
         tasks = ", ".join(f"{task} {count}" for task, count in sorted(Counter(t.task for t in members).items()))
         print(f"{part:12} {len(members):6} texts {tokens:8} tokens ({tasks})")
     if judges:
         settings = replace(settings, preverifier=getattr(settings, settings.trainer.part))
-        folder = stages.draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
+        folder = draft_checkpoint(settings) if settings.model.draft.kind == "layers" else None
         for part in ("preverifier", "tuning"):
-            pairs, _ = stages.labels(settings, models, part, stages.draft_key(settings, folder))
+            pairs, _ = labels(settings, models, part, draft_key(settings, folder))
             rounds = sum(len(found.starts) for _, found in pairs)
             accepted = sum(int(found.accepted.sum()) for _, found in pairs)
             print(f"{part:12} {len(pairs):6} texts {rounds:8} rounds, {accepted / rounds:.2f} tokens accepted a round")

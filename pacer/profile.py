@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pacer.app import run_folder, verb
-from pacer.arms import method_settings
 from pacer.artifacts import provenance, write_json
+from pacer.command.app import run_folder, verb
+from pacer.methods.arms import method_settings
 from pacer.settings import Settings
 
 
@@ -19,7 +19,8 @@ def main(settings: Settings) -> None:
     from pacer.random_models import random_models
     from pacer.reporting.plots import profile_curves
     from pacer.reporting.wandb_runs import log_results
-    from pacer.stages import build, command_line
+    from pacer.stages.build import build
+    from pacer.stages.training import command_line
 
     random = settings.profile.weights == "random"
     models = random_models(settings) if random else build(settings, [method_settings("pacer")])

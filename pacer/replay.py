@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from pacer.app import run_folder, verb
 from pacer.artifacts import provenance, stable_hash, write_atomic, write_json
+from pacer.command.app import run_folder, verb
 from pacer.errors import ConfigError
 from pacer.settings import Settings
 
@@ -31,7 +31,8 @@ def main(settings: Settings) -> None:
     from pacer.evaluation.replay.search import families
     from pacer.evaluation.replay.stage import dense_table, texts_of
     from pacer.reporting.wandb_runs import log_results
-    from pacer.stages import build, command_line
+    from pacer.stages.build import build
+    from pacer.stages.training import command_line
 
     if settings.replay.write and settings.replay.texts == "benchmark" and settings.replay.split != "tune":
         raise ConfigError("values are tuned on tuning texts alone", value=f"replay.split={settings.replay.split}",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pacer.app import verb
 from pacer.artifacts import write_atomic
 from pacer.choices import TABLES
+from pacer.command.app import verb
 from pacer.errors import ConfigError
 from pacer.settings import Settings
 
@@ -39,7 +39,7 @@ def _table(settings: Settings, name: str, folder: Path) -> list[Path]:
     from pacer.reporting.gather import finished
     from pacer.reporting.paper.render import to_csv, to_latex, to_markdown, to_text
     from pacer.reporting.paper.tables import TABLES
-    from pacer.stages import command_line
+    from pacer.stages.training import command_line
 
     kept = [Path(place).expanduser() for place in settings.report.kept]
     table, command = TABLES[name](finished(Path(settings.paths.runs), kept)), command_line()
@@ -52,7 +52,7 @@ def _page(settings: Settings, folders: list[Path], root: Path) -> list[Path]:
     from pacer.evaluate import plot
     from pacer.reporting.gather import read_run
     from pacer.reporting.page import make_page
-    from pacer.stages import command_line
+    from pacer.stages.training import command_line
 
     runs = [read_run(folder) for folder in folders]
     name = "-".join(folders[0].resolve().parts[-2:]) + (f"-and-{len(runs) - 1}" if len(runs) > 1 else "")

@@ -304,7 +304,7 @@ class LoggerSettings:
 
 @dataclass
 class ShardSettings:
-    """Which part of the work is this process's, where several share it (pacer/shards.py)."""
+    """Which part of the work is this process's, where several share it (pacer/work/shards.py)."""
 
     index: int | None = None  # from 0; null: SLURM_ARRAY_TASK_ID, else RANK (not in a sweep: its jobs are no shards)
     count: int | None = None  # null: SLURM_ARRAY_TASK_COUNT, else WORLD_SIZE; 1: the whole

@@ -6,14 +6,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from pacer.app import program
+from pacer.command.app import program
 from pacer.errors import ConfigError
 
 
 @program
 def main(words: list[str]) -> int:
     """Says how far the work in folders is (default: runs); 1 where something is left that a command finishes."""
-    from pacer.standing import GOES_ON, STATES, survey
+    from pacer.work.standing import GOES_ON, STATES, survey
 
     if wrong := [word for word in words if word.startswith("-") or "=" in word]:
         raise ConfigError("status takes folders", value=wrong[0], remedy="python -m pacer.status runs")

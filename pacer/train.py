@@ -7,11 +7,11 @@ import logging
 import sys
 from pathlib import Path
 
-from pacer.app import verb
-from pacer.arms import method_settings
 from pacer.assemble import checkpoint_folder
 from pacer.choices import CHOICES, HEADS
+from pacer.command.app import verb
 from pacer.errors import ConfigError
+from pacer.methods.arms import method_settings
 from pacer.settings import MethodSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,10 @@ def main(settings: Settings) -> None:
 
 def _trained(settings: Settings) -> Path | None:
     """The folder of the trained part."""
-    from pacer.exit_stage import exits_checkpoint, layerskip_checkpoint
-    from pacer.feature_stage import feature_checkpoint
-    from pacer.stages import build, draft_checkpoint
+    from pacer.stages.build import build
+    from pacer.stages.draft import draft_checkpoint
+    from pacer.stages.exits import exits_checkpoint, layerskip_checkpoint
+    from pacer.stages.feature import feature_checkpoint
 
     part = settings.trainer.part
     trained = {

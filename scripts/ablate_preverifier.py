@@ -17,18 +17,20 @@ from typing import Any
 
 import torch
 
-from pacer.app import describe_run, load_settings, program, run_folder
-from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_atomic, write_json
 from pacer.assemble import Models, attach_preverifier
 from pacer.choices import BLOCK_RULES, FEATURES
+from pacer.command.app import describe_run, load_settings, program, run_folder
 from pacer.data.batching import Loader
 from pacer.evaluation.profiler import costs, profile
 from pacer.files import disk_errors
+from pacer.methods.arms import method_settings
 from pacer.reporting.tables import markdown
 from pacer.settings import CostSettings, ProfileSettings, Settings
-from pacer.stages import build, command_line, draft_checkpoint, draft_key, labels
-from pacer.train_stage import trainer_key
+from pacer.stages.build import build
+from pacer.stages.draft import draft_checkpoint, draft_key
+from pacer.stages.texts import labels
+from pacer.stages.training import command_line, trainer_key
 from pacer.training.preverifier_run import Pair, packed_batches, packed_loader, prepared, train_preverifier
 from pacer.training.preverify import RoundScores, packed_logits, quality
 from pacer.training.states import States, store_states

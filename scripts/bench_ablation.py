@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pacer.app import load_settings, program
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.choices import BLOCK_RULES
+from pacer.command.app import load_settings, program
 from pacer.evaluate import measured
 from pacer.evaluation.profiler import profile
 from pacer.evaluation.replay import rules
@@ -23,8 +22,9 @@ from pacer.evaluation.replay.costs import Prices, from_points
 from pacer.evaluation.replay.search import Setting, pool
 from pacer.evaluation.replay.stage import dense_table, texts_of
 from pacer.evaluation.replay.table import Table
+from pacer.methods.arms import method_settings
 from pacer.settings import ProfileSettings
-from pacer.stages import build
+from pacer.stages.build import build
 
 SPEED = ("ratio_to_ar", "ratio_low", "ratio_high")
 LENGTHS = (8, 16, 32)

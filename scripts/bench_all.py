@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pacer.app import load_settings, program
 from pacer.artifacts import write_atomic, write_json
+from pacer.command.app import load_settings, program
 from pacer.evaluate import measured
 from pacer.reporting.tables import interval, markdown, number
 from pacer.settings import Settings

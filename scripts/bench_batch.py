@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import describe_run, load_settings, program, run_folder
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models, make_decoder
+from pacer.command.app import describe_run, load_settings, program, run_folder
 from pacer.decoding.lane import Lane
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.evaluation.runner import load_benchmarks, make_requests
-from pacer.progress import progress
+from pacer.methods.arms import method_settings
 from pacer.settings import Settings
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 ROWS = (1, 2, 4, 8, 16)
 ARMS = ("ar", "sd gamma=2", "pacer", "layerskip gamma=2", "hispec", "hispec share=0.01")

@@ -17,21 +17,22 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import Stopped, describe_run, load_settings, program, run_folder
 from pacer.artifacts import stable_hash, write_json
 from pacer.assemble import Models, load_target
 from pacer.choices import CHOICES
+from pacer.command.app import Stopped, describe_run, load_settings, program, run_folder
 from pacer.data.corpus import Text, split_texts
 from pacer.errors import ConfigError
 from pacer.evaluation.cascade.costs import from_points
 from pacer.evaluation.cascade.profile import profile_rungs
 from pacer.evaluation.cascade.search import chosen
 from pacer.evaluation.cascade.table import DEFINITIONS, WINDOW, ExitTable, exit_tables, figures
-from pacer.exit_stage import exit_heads, exits_checkpoint
 from pacer.models.exits import ExitHead
 from pacer.reporting.cascade_plots import agreement_bars
 from pacer.settings import Settings
-from pacer.stages import command_line, corpus
+from pacer.stages.exits import exit_heads, exits_checkpoint
+from pacer.stages.texts import corpus
+from pacer.stages.training import command_line
 
 LAYERS, KINDS = (2, 4, 6, 8, 10, 15), CHOICES["model.exits.kind"]
 TEXTS, PARTS = 96, ("preverifier", "tuning")  # the first of these parts of the corpus that has texts

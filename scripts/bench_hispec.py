@@ -10,10 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pacer.app import load_settings, program
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import make_decoder
+from pacer.command.app import load_settings, program
 from pacer.decoding.ladder import Rung
 from pacer.evaluate import measured
 from pacer.evaluation.cascade.costs import from_points
@@ -22,10 +21,12 @@ from pacer.evaluation.cascade.walk import Cascade
 from pacer.evaluation.metrics import group_requests, load_trace
 from pacer.evaluation.replay.stage import texts_of
 from pacer.evaluation.runner import load_benchmarks, make_requests
-from pacer.exit_stage import exit_heads
+from pacer.methods.arms import method_settings
 from pacer.reporting.cascade_plots import pays_map
 from pacer.settings import SamplingSettings, Settings
-from pacer.stages import build, command_line
+from pacer.stages.build import build
+from pacer.stages.exits import exit_heads
+from pacer.stages.training import command_line
 from scripts.bench_main import ratio
 from scripts.sweep_layers import maps, profiled, table_of
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pacer.app import load_settings, program
 from pacer.artifacts import write_atomic, write_json
+from pacer.command.app import load_settings, program
 from pacer.evaluate import measured
 from pacer.evaluation.traces import load_trace
 from pacer.evaluation.tuned import write_original
-from pacer.exit_stage import layerskip_checkpoint
 from pacer.models.exits import RECORD
 from pacer.reporting.tables import interval, markdown
+from pacer.stages.exits import layerskip_checkpoint
 
 WINDOWS = (1, 2, 4)
 

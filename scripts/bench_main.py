@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from pacer import evaluate
-from pacer.app import load_settings, program, run_folder, with_settings
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
+from pacer.command.app import load_settings, program, run_folder, with_settings
 from pacer.evaluation.metrics import cost_model, group_requests, load_trace
 from pacer.evaluation.profiler import Point, profile
 from pacer.evaluation.stats import geometric_mean_ratio
 from pacer.evaluation.traces import paired_prompts, request_values
+from pacer.methods.arms import method_settings
 from pacer.settings import ProfileSettings, Settings
-from pacer.stages import build
+from pacer.stages.build import build
 
 PROFILE = ProfileSettings(contexts=[256], batches=[1], gamma_max=16, repeats=8)
 LEAST_MODEL_SHARE = 0.92  # of the cost model's speed

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pacer import replay
-from pacer.app import load_settings, program, run_folder, with_settings
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models
+from pacer.command.app import load_settings, program, run_folder, with_settings
 from pacer.evaluate import measured
 from pacer.evaluation.metrics import group_requests, load_trace
 from pacer.evaluation.profiler import Point, profile
@@ -27,10 +26,11 @@ from pacer.evaluation.replay.search import families
 from pacer.evaluation.replay.stage import text_table
 from pacer.evaluation.replay.table import join
 from pacer.evaluation.runner import load_benchmarks, make_requests
-from pacer.progress import progress
+from pacer.methods.arms import method_settings
 from pacer.settings import ProfileSettings, Settings
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 from scripts.bench_main import medians, ratio
 
 PAIRS = ("smollm2", "skip")

@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings, program, run_folder
-from pacer.arms import method_settings
 from pacer.artifacts import provenance, write_json
 from pacer.assemble import Models, make_decoder
+from pacer.command.app import load_settings, program, run_folder
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.runner import load_benchmarks, make_requests
-from pacer.feature_stage import feature_checkpoint
-from pacer.progress import progress
+from pacer.methods.arms import method_settings
 from pacer.settings import SamplingSettings
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.stages.feature import feature_checkpoint
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 TOKENS = 48
 MARGIN = 1e-4

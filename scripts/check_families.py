@@ -17,20 +17,20 @@ from zlib import crc32
 import torch
 from transformers import PreTrainedModel
 
-from pacer.app import load_settings, program
-from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
+from pacer.command.app import load_settings, program
 from pacer.data.prompts import encode
 from pacer.decoding.lane import Lane
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, PacerError
+from pacer.methods.arms import method_settings
 from pacer.models.sources import load_model
 from pacer.models.stack import Stack, causal_mask
-from pacer.progress import progress
 from pacer.resources import resource
 from pacer.settings import SamplingSettings, Settings
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 from tests.twins import OTHERS, TWINS, Twin, save_pair, twin_of
 
 STEPS, NEW, CLOSE = 3, 16, 1e-4

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from pacer.app import load_settings, program, run_folder
-from pacer.arms import is_reference, method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models
+from pacer.command.app import load_settings, program, run_folder
 from pacer.errors import ConfigError
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.metrics import group_requests, load_trace
@@ -29,10 +28,12 @@ from pacer.evaluation.replay.compare import ar_texts, compare_rounds, compare_sp
 from pacer.evaluation.replay.stage import text_table
 from pacer.evaluation.replay.table import join
 from pacer.evaluation.runner import load_benchmarks, make_requests, measure
-from pacer.progress import progress
+from pacer.methods.arms import is_reference, method_settings
 from pacer.reporting.evidence_plots import predicted_and_measured
 from pacer.settings import ProfileSettings, Settings
-from pacer.stages import build, command_line
+from pacer.stages.build import build
+from pacer.stages.training import command_line
+from pacer.work.progress import progress
 
 ARMS = [
     "ar", "sd gamma=1", "sd gamma=2", "sd gamma=3", "sd gamma=4", "threshold t=0.5",

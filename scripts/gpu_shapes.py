@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from pacer.app import load_settings, program
-from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
+from pacer.command.app import load_settings, program
 from pacer.decoding.ladder import Rung
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.evaluation.cascade.profile import profile_rungs
 from pacer.evaluation.profiler import profile
+from pacer.methods.arms import method_settings
 from pacer.models.shapes import config_of
 from pacer.models.sizes import skeleton, tensors
 from pacer.models.sources import pick_device
@@ -33,7 +33,7 @@ from pacer.random_models import random_models
 from pacer.reporting.paper.published import published
 from pacer.reporting.tables import markdown
 from pacer.settings import SamplingSettings, Settings, SourceSettings
-from pacer.stopping import check_stop
+from pacer.work.stopping import check_stop
 
 SHARED = "deepseek_1b_33b"  # the pair whose pre-verifier's share is published
 PAIRS = ("deepseek_1b_7b", SHARED, "qwen25_05b_7b", "qwen25_05b_14b", "llama31_1b_8b")

@@ -27,9 +27,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pacer.app import program
+from pacer.command.app import program
 from pacer.errors import EXIT_REQUEUE, ConfigError, PacerError
-from pacer.stopping import check_stop
+from pacer.work.stopping import check_stop
 from scripts.left_behind import State, doubled, finished, outputs, requests, state, unreadable
 
 KILLS, SEED = 20, 0

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from pacer.evaluation.merging import requests_of
 from pacer.evaluation.traces import load_trace
 from pacer.files import PART, is_part, sha256
-from pacer.work import is_own
+from pacer.work.records import is_own
 
 TIMES = ("second", "latency", "ratio", "share", "time")  # parts of names of figures that a clock decides
 State = dict[Path, tuple[int, int]]  # of files: time of change, size

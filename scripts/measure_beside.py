@@ -10,15 +10,15 @@ import argparse
 import json
 from typing import Any
 
-from pacer.app import load_settings, program
-from pacer.arms import method_settings
 from pacer.assemble import make_decoder
+from pacer.command.app import load_settings, program
 from pacer.decoding.drafters.pearl import Pearl
 from pacer.decoding.request import Request
 from pacer.evaluation.beside import sentence
+from pacer.methods.arms import method_settings
 from pacer.provenance import provenance
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.work.stopping import check_stop
 
 
 @program

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pacer.app import describe_run, load_settings, program, run_folder
-from pacer.arms import method_settings
 from pacer.artifacts import write_atomic, write_json
+from pacer.command.app import describe_run, load_settings, program, run_folder
 from pacer.evaluation.profiler import Parts, draft_pass, target_pass, timed
-from pacer.progress import progress
+from pacer.methods.arms import method_settings
 from pacer.reporting.tables import markdown
 from pacer.settings import Settings
-from pacer.stages import build
-from pacer.stopping import check_stop
+from pacer.stages.build import build
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 KINDS = ("plain", "packed")
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 17)  # tokens of a target pass

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pacer.app import load_settings, program
 from pacer.artifacts import stable_hash, write_json
 from pacer.assemble import Models, load_target
+from pacer.command.app import load_settings, program
 from pacer.data.corpus import Text, split_texts
 from pacer.errors import ConfigError
 from pacer.evaluation.doctor.measure import agreement, share
@@ -38,8 +38,9 @@ from pacer.models.draft import load_draft
 from pacer.models.stack import Stack
 from pacer.reporting.tables import markdown
 from pacer.settings import Settings
-from pacer.stages import corpus, draft_checkpoint
-from pacer.stopping import check_stop
+from pacer.stages.draft import draft_checkpoint
+from pacer.stages.texts import corpus
+from pacer.work.stopping import check_stop
 
 TEXTS, WINDOWS = 96, 16
 VARIANTS: dict[str, list[str]] = {

@@ -11,14 +11,14 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from pacer.app import load_settings, program
 from pacer.assemble import load_target
+from pacer.command.app import load_settings, program
 from pacer.data.corpus import Text, split_texts
 from pacer.evaluation.doctor.measure import agreement
 from pacer.files import stable_hash
 from pacer.models.stack import Stack
-from pacer.stages import corpus
-from pacer.stopping import check_stop
+from pacer.stages.texts import corpus
+from pacer.work.stopping import check_stop
 
 
 def kept(target: Stack, layers: Sequence[int], texts: Sequence[Text]) -> float:

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pacer.app import describe_run, load_settings, program, run_folder
-from pacer.arms import method_settings
 from pacer.artifacts import write_json
 from pacer.assemble import Models, load_target
+from pacer.command.app import describe_run, load_settings, program, run_folder
 from pacer.errors import ConfigError
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.cascade.costs import Prices, from_points, synthetic
@@ -32,11 +31,12 @@ from pacer.evaluation.replay.compare import ar_texts, decoded
 from pacer.evaluation.replay.stage import texts_of
 from pacer.evaluation.runner import load_benchmarks, make_requests, measure
 from pacer.evaluation.traces import Requests, group_requests
-from pacer.exit_stage import attach_exits, exit_heads
+from pacer.methods.arms import method_settings
 from pacer.models.exits import ExitHead
 from pacer.reporting.cascade_plots import buffer_curve, checked, layer_map, pays_map
 from pacer.settings import Settings
-from pacer.stages import command_line
+from pacer.stages.exits import attach_exits, exit_heads
+from pacer.stages.training import command_line
 from scripts.bench_exits import settings_of
 
 CHECKED, WIDE = 5, 10  # points; the larger buffer among them

@@ -65,7 +65,7 @@ def real_data() -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The folder of SmolLM2-135M-Instruct in Hugging Face form, fetched where it is not yet on this machine."""
-    from pacer.app import load_settings  # imported here: most tests need neither Hydra nor the model sources
+    from pacer.command.app import load_settings  # imported here: most tests need neither Hydra nor the model sources
     from pacer.models.sources import fetch
 
     settings = load_settings(["+experiment=pacer/smollm2"])

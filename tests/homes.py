@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pacer.arms import method_settings
+from pacer.methods.arms import method_settings
 from pacer.settings import (
     CorpusSettings,
     DraftSettings,

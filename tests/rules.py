@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pacer.arms import defaults
 from pacer.choices import HEADS
 from pacer.decoding.controllers.base import Controller, controller_class
+from pacer.methods.arms import defaults
+from pacer.methods.rules import draft_rule, needed_by
 from pacer.models.stack import Stack
-from pacer.rules import draft_rule, needed_by
 from tests.tiny import make_preverifier
 
 BESIDE = ("worker",)  # a rule that needs it is none of the loop's: it paces a draft that is written beside the target
@@ -18,7 +18,7 @@ CHEAP = [1 + 0.12 * n for n in range(65)]  # rounds of a draft that is nearly fr
 
 
 def parts(draft: Stack, rounds: Sequence[float] = CHEAP) -> dict[str, Any]:
-    """What rules may need (`pacer.rules.PARTS`), untrained; a table model's norm knows no state of zeros."""
+    """What rules may need (`pacer.methods.rules.PARTS`), untrained; a table model's norm knows no state of zeros."""
     made: dict[str, Any] = {"gamma_max": 12, "state": "before_norm"}
     found: dict[str, Any] = {"draft": draft, "prices": rounds, "preverifier": (make_preverifier(draft, **made), None)}
     for name in HEADS:

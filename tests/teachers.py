@@ -13,7 +13,7 @@ from pacer.data.corpus import Text
 from pacer.data.teacher import Predictions, predict
 from pacer.models.draft import TrainableDraft
 from pacer.settings import DraftSettings, ModelSettings, PathSettings, Settings, TrainerSettings
-from pacer.teacher_stage import teacher_stage
+from pacer.stages.teacher import teacher_stage
 from pacer.training.distill import DistillModule, collate_texts
 from pacer.training.losses import IGNORE
 from tests.texts import path, target

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pacer.data.batching import token_batches
 from pacer.models.stack import Stack, causal_mask
-from pacer.stopping import PATIENCE, check_stop
+from pacer.work.stopping import PATIENCE, check_stop
 
 LOGITS = 2**25  # held at once, in float32: 128 MiB whatever the vocabulary
 TOKENS = 4096  # of a batch

@@ -65,7 +65,7 @@ class Part:
 
     @classmethod
     def needs(cls, given: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of what it is given beside its values, trained or measured (`pacer.rules.PARTS`)."""
+        """Names of what it is given beside its values, trained or measured (`pacer.methods.rules.PARTS`)."""
         return ()
 
     @classmethod

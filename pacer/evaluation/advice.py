@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pacer.arms import method_settings
 from pacer.evaluation.cascade import costs as cascade_costs
 from pacer.evaluation.cascade import search as cascade_search
 from pacer.evaluation.cascade.profile import profile_rungs
@@ -23,9 +22,10 @@ from pacer.evaluation.replay.costs import from_points
 from pacer.evaluation.replay.results import OVERALL, rows
 from pacer.evaluation.replay.search import families
 from pacer.evaluation.replay.stage import dense_table, texts_of
-from pacer.exit_stage import exit_heads
+from pacer.methods.arms import method_settings
 from pacer.settings import MethodSettings, Settings
-from pacer.stages import build
+from pacer.stages.build import build
+from pacer.stages.exits import exit_heads
 
 log = logging.getLogger(__name__)
 NO_RULES = ("oracle", "fixed_here")

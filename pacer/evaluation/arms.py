@@ -15,13 +15,13 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import is_sklearn_available
 
-from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.assemble import Models, make_decoder
 from pacer.decoding.drafters.pearl import Pearl
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request
 from pacer.decoding.trace import ids_of, request_line
 from pacer.errors import ConfigError, UnsupportedError
+from pacer.methods.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.models.tokenizers import pieces
 from pacer.settings import SamplingSettings
 

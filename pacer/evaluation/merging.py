@@ -17,8 +17,8 @@ from pacer.evaluation.runner import Benchmark, batches_of, measure
 from pacer.evaluation.traces import Line, load_trace
 from pacer.files import write_atomic
 from pacer.settings import BenchmarkSettings
-from pacer.shards import Shard
-from pacer.work import REPORTING, hold
+from pacer.work.records import REPORTING, hold
+from pacer.work.shards import Shard
 
 Key = tuple[str, str, str]  # arm, benchmark, request
 

@@ -24,9 +24,9 @@ from pacer.decoding.record import Record
 from pacer.errors import ConfigError
 from pacer.models.copying import Copied, copied_last, supported
 from pacer.models.stack import Stack
-from pacer.progress import progress
 from pacer.settings import CostSettings, ProfileSettings
-from pacer.stopping import check_stop
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 Parts = dict[tuple[str, int], Callable[[], Tensor]]
 # Passes timed in a row: a draft model runs several times between target passes, so its weights are warm as often.

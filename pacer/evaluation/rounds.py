@@ -16,8 +16,8 @@ import torch
 
 from pacer.decoding.loop import Decoder
 from pacer.decoding.request import Request, Row
-from pacer.progress import progress
-from pacer.stopping import check_stop
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 WINDOWS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 ROUNDS = 3  # of a window before the next one's turn

@@ -24,9 +24,9 @@ from pacer.evaluation.arms import Arm, Line
 from pacer.evaluation.metrics import group_requests, load_trace, measures, tally
 from pacer.evaluation.tally import Tally
 from pacer.files import write_atomic
-from pacer.progress import progress
 from pacer.settings import BenchmarkSettings
-from pacer.stopping import check_stop
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 log = logging.getLogger(__name__)
 WARMUP_TOKENS = 8

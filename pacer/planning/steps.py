@@ -6,17 +6,20 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pacer.app import run_folder
 from pacer.artifacts import Stage
 from pacer.assemble import checkpoint_folder
 from pacer.choices import HEADS
-from pacer.exit_methods import EXIT_DRAFTERS, wanted_exits, wanted_judges
-from pacer.exit_stage import exits_key, layerskip_key, of_kind, stage_on
-from pacer.feature_methods import FEATURE_DRAFTER
-from pacer.feature_stage import feature_key
+from pacer.command.app import run_folder
+from pacer.methods.exits import EXIT_DRAFTERS, wanted_exits, wanted_judges
+from pacer.methods.feature import FEATURE_DRAFTER
 from pacer.planning.wanted import Wanted, named
 from pacer.settings import Settings
-from pacer.stages import corpus_stages, draft_key, draft_stage, labels_stage, preverifier_stage, trainer_of
+from pacer.stages.draft import draft_key, draft_stage
+from pacer.stages.exits import exits_key, layerskip_key, of_kind, stage_on
+from pacer.stages.feature import feature_key
+from pacer.stages.preverifier import preverifier_stage
+from pacer.stages.texts import corpus_stages, labels_stage
+from pacer.stages.training import trainer_of
 
 THERE, BEGUN, MISSING, LATER = "there", "begun", "to make", "later"
 

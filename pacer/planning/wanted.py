@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pacer.arms import ASSISTED_ARMS, is_reference, method_settings
 from pacer.assemble import checkpoint_folder
 from pacer.choices import HEADS
 from pacer.errors import ConfigError, SourceError
 from pacer.evaluation.advice import advises_on_exits, rules_over_the_draft
-from pacer.exit_methods import wanted_exits
-from pacer.feature_methods import FEATURE_DRAFTER
-from pacer.rules import needed_by
+from pacer.methods.arms import ASSISTED_ARMS, is_reference, method_settings
+from pacer.methods.exits import wanted_exits
+from pacer.methods.feature import FEATURE_DRAFTER
+from pacer.methods.rules import needed_by
 from pacer.settings import MethodSettings, Settings
-from pacer.stages import drafts_with_a_model
+from pacer.stages.build import drafts_with_a_model
 
 VERBS = ("advise", "evaluate", "export", "fetch", "generate", "label", "profile", "replay", "train")
 

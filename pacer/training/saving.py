@@ -18,8 +18,8 @@ from torch import Tensor
 from pacer.errors import PacerError
 from pacer.files import write_atomic
 from pacer.settings import TrainerSettings
-from pacer.stopping import Stopped, stop_requested
 from pacer.training.ranks import rank, world
+from pacer.work.stopping import Stopped, stop_requested
 
 
 class AtomicCheckpoints(TorchCheckpointIO):

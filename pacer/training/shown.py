@@ -8,7 +8,7 @@ from typing import Any
 import lightning
 from lightning.pytorch.callbacks import Callback
 
-from pacer.progress import progress
+from pacer.work.progress import progress
 
 READ_SECONDS = 1.0  # reading figures waits for the device
 

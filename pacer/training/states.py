@@ -30,9 +30,9 @@ from pacer.errors import PacerError
 from pacer.files import disk_errors
 from pacer.models.checkpoint import identity
 from pacer.models.stack import Stack
-from pacer.progress import progress
-from pacer.stopping import PATIENCE, check_stop
 from pacer.training.preverify import produced_states
+from pacer.work.progress import progress
+from pacer.work.stopping import PATIENCE, check_stop
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pacer.arms import is_reference, method_settings
+from pacer.methods.arms import is_reference, method_settings
 from scripts import bench_all
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pacer.arms import method_settings
 from pacer.assemble import Models
 from pacer.decoding.request import Request
+from pacer.methods.arms import method_settings
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings
-from pacer.stopping import Stopped
+from pacer.work.stopping import Stopped
 from scripts import check_exact
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder, tiny_tokenizer

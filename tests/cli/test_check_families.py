@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pacer.app import load_settings
+from pacer.command.app import load_settings
 from pacer.models.sources import HUB_ID
 from pacer.resources import resource
 from scripts import check_families

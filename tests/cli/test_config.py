@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pacer.app import load_settings
-from pacer.arms import methods
+from pacer.command.app import load_settings
+from pacer.methods.arms import methods
 
 VERB = '''
 import json, time
-from pacer.app import check_stop, verb
+from pacer.command.app import check_stop, verb
 from pacer.settings import Settings
 
 @verb(positional="generate.prompt")

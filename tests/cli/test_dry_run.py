@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pacer import evaluate, report, train
-from pacer.app import load_settings
+from pacer.command.app import load_settings
 from pacer.models.sources import load_model
 from pacer.models.stack import Stack
 from pacer.planning import show
@@ -104,7 +104,8 @@ def test_other_settings_are_other_stages(home: Path, capsys: pytest.CaptureFixtu
 def test_no_weights_are_read_and_nothing_is_written(
     verb: str, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pacer.assemble.load_model", "pacer.models.checkpoint.load_file", "pacer.stages.load_target"):
+    loaders = ("pacer.assemble.load_model", "pacer.models.checkpoint.load_file", "pacer.stages.build.load_target")
+    for name in (*loaders, "pacer.stages.draft.load_target"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("loaded"))
     before = files(home)
     command = words(home, "pacer/demo", "benchmark.sets=[gsm8k]")

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pacer import export, profile
-from pacer.app import load_settings
-from pacer.arms import method_settings
+from pacer.command.app import load_settings
+from pacer.methods.arms import method_settings
 from pacer.models.exits import load_exits
 from pacer.models.preverifier import load_preverifier
 from pacer.models.sources import load_model, load_tokenizer
 from pacer.models.stack import Stack
-from pacer.stages import build
+from pacer.stages.build import build
 from scripts import gpu_shapes
 from tests.cli.test_verbs import run_folders, words
 from tests.folders import tiny_folder

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from pacer import evaluate, files, label, stages
+from pacer import evaluate, files, label
 from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, SourceError
 from pacer.files import ArtifactError, is_part, write_atomic
 from pacer.models.checkpoint import load_checkpoint
-from pacer.work import hold
+from pacer.stages import texts as text_stages
+from pacer.work.records import hold
 from tests.cli.test_verbs import run_folders, words
 from tests.folders import tiny_folder
 
@@ -157,7 +158,7 @@ def test_a_folder_that_is_deleted_meanwhile(
     target: Path, home: Path, capsys: CAPTURE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces that are gone are made again; a model that is gone is one line."""
-    real, calls = stages._continuations, []
+    real, calls = text_stages._continuations, []
 
     def continuations(*arguments: object) -> object:
         calls.append(len(corpus(home)))
@@ -166,7 +167,7 @@ def test_a_folder_that_is_deleted_meanwhile(
         return real(*arguments)  # type: ignore[arg-type]  # as it was called
 
     with monkeypatch.context() as deleting:
-        deleting.setattr(stages, "_continuations", continuations)
+        deleting.setattr(text_stages, "_continuations", continuations)
         label.main(command(home))
     assert corpus(home) == corpus(target) and calls == [0, 1, 2, 1, 2]
     shutil.copytree((home / "target").resolve(), home / "model")
@@ -175,7 +176,7 @@ def test_a_folder_that_is_deleted_meanwhile(
         shutil.rmtree(home / "model")
         return (home / "model" / "config.json").read_text()
 
-    monkeypatch.setattr(stages, "_continuations", gone)
+    monkeypatch.setattr(text_stages, "_continuations", gone)
     told = one_line(label.main, command(home, f"model.target.id={home / 'model'}"), capsys)
     assert f"cannot read or write {home / 'model' / 'config.json'}: it is gone" in told and "makes again" in told
 

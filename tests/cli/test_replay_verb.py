@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from pacer import replay
-from pacer.app import load_settings
-from pacer.arms import method_settings
 from pacer.assemble import make_controller
+from pacer.command.app import load_settings
 from pacer.decoding.controllers.preverifier import PreverifierRule
-from pacer.stages import build
+from pacer.methods.arms import method_settings
+from pacer.stages.build import build
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
 

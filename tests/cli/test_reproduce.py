@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pacer.app import load_settings
+from pacer.command.app import load_settings
 from tests.cli.test_readme import ROOT
 
 NAMES = ("reproduce_pacer.sh", "reproduce_hispec.sh")

@@ -16,7 +16,7 @@ from pacer.evaluation.merging import merge, requests_of
 from pacer.evaluation.metrics import evaluate_trace, load_trace
 from pacer.evaluation.runner import load_benchmarks
 from pacer.settings import BenchmarkSettings
-from pacer.shards import Shard
+from pacer.work.shards import Shard
 from tests.cli.test_verbs import run_folders, words
 from tests.folders import tiny_folder
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from pacer import evaluate, status, train
-from pacer.command_line import as_config_error
+from pacer.command.words import as_config_error
 from pacer.settings import Settings
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
 
 VERB = '''
 import os, sys, time
-from pacer.app import check_stop, verb
+from pacer.command.app import check_stop, verb
 from pacer.settings import Settings
 
 @verb

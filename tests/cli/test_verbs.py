@@ -184,7 +184,7 @@ def test_missing_bubblewrap_is_one_line_before_anything_is_built(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pacer.evaluation.sandbox.sandbox_available", lambda: "bubblewrap is not installed")
-    monkeypatch.setattr("pacer.stages.build", lambda *_, **__: pytest.fail("built"))
+    monkeypatch.setattr("pacer.stages.build.build", lambda *_, **__: pytest.fail("built"))
     command = [w for w in words(home, "pacer/demo", "benchmark.sets=[humaneval]") if not w.startswith("sandbox=")]
     with pytest.raises(SystemExit) as stop:
         evaluate.main(command)

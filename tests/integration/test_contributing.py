@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.app import load_settings
-from pacer.arms import controllers, method_settings
 from pacer.assemble import Models, load_target, make_decoder
+from pacer.command.app import load_settings
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError
 from pacer.evaluation.replay import rules
 from pacer.evaluation.stats import chi_square
+from pacer.methods.arms import controllers, method_settings
 from pacer.models.draft import TrainableDraft
 from pacer.models.exits import shared_exits
 from pacer.models.stack import Stack

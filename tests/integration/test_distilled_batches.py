@@ -13,7 +13,7 @@ from pacer.data.corpus import Text
 from pacer.data.teacher import Predictions
 from pacer.models.copying import copied_all
 from pacer.models.draft import TrainableDraft
-from pacer.teacher_stage import teacher_labels
+from pacer.stages.teacher import teacher_labels
 from pacer.training.distill import COPIED, TEACHER, DistillModule, collate_texts
 from pacer.training.draft_run import train_draft
 from pacer.training.losses import IGNORE, chunked, token_losses

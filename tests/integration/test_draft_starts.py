@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import stages
 from pacer.errors import MismatchError, SourceError
 from pacer.files import sha256
 from pacer.models.draft import TrainableDraft, load_draft
 from pacer.settings import CorpusSettings, ModelSettings, PathSettings, Settings, SourceSettings
+from pacer.stages.draft import draft_checkpoint
 from pacer.training.draft_run import starting_draft, train_draft
 from tests.folders import tiny_folder
 from tests.scripted import QUIET
@@ -99,7 +99,7 @@ def test_from_settings_to_a_draft(tmp_path: Path) -> None:
     )  # fmt: skip
 
     def train(**changes: Any) -> Path:
-        return stages.draft_checkpoint(replace(base, trainer=replace(base.trainer, **changes)))
+        return draft_checkpoint(replace(base, trainer=replace(base.trainer, **changes)))
 
     def count(kind: str) -> int:
         return len(list((tmp_path / "stages" / kind).glob("*/manifest.json")))

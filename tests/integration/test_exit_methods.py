@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pacer.arms import method_settings
 from pacer.assemble import make_decoder
 from pacer.decoding.controllers.preverified import Preverified
 from pacer.decoding.request import Request
 from pacer.decoding.staged import Staged
 from pacer.errors import ConfigError
-from pacer.exit_methods import exits_of, wanted_exits, wanted_judges
+from pacer.methods.arms import method_settings
+from pacer.methods.exits import exits_of, wanted_exits, wanted_judges
 from pacer.settings import ExitSettings, SamplingSettings
 from tests.cli.test_verbs import words
 from tests.folders import tiny_folder
@@ -64,8 +64,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_method_is_built_and_exact(home: Path) -> None:
     """Heads of two kinds, pre-verifiers on two exits, all from one experiment, in float32."""
-    from pacer.app import load_settings
-    from pacer.stages import build
+    from pacer.command.app import load_settings
+    from pacer.stages.build import build
 
     arms = ["layerskip exits=[1]", "hispec exits=[1,2] n=2", "hispec exits=[1,2,3] n=[2,3]", "kangaroo exits=[1]",
             "adadecode exits=[1,2] t=0.02", "hispec_pacer exits=[1,2]", "sd gamma=2"]  # fmt: skip

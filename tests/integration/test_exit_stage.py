@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import stages, train
-from pacer.app import load_settings
+from pacer import train
 from pacer.assemble import load_target
+from pacer.command.app import load_settings
 from pacer.errors import ConfigError, MismatchError
-from pacer.exit_stage import exit_heads, exits_checkpoint, layerskip_checkpoint
 from pacer.settings import CorpusSettings, ExitSettings, ModelSettings, PathSettings, Settings, SourceSettings
+from pacer.stages.exits import exit_heads, exits_checkpoint, layerskip_checkpoint
+from pacer.stages.training import trainer_of
 from pacer.training.exits import rung_states
 from pacer.training.layerskip import thinned_states
 from tests.exit_trainings import RECIPE, trainer
@@ -164,5 +165,5 @@ def test_from_settings_to_a_tuned_model(home: Path, tmp_path: Path) -> None:
     other = replace(chosen, layerskip=replace(RECIPE, p_max=0.9))
     other.model.target = SourceSettings(str(home / "target"))
     assert layerskip_checkpoint(other) != folder
-    trained: Callable[..., Any] = stages.trainer_of
+    trained: Callable[..., Any] = trainer_of
     assert trained(chosen, "exits").monitor == "val/agree" and trained(chosen, "exits").part == "exits"

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pacer import evaluate, train
-from pacer.app import load_settings
-from pacer.arms import method_settings
 from pacer.assemble import make_decoder
+from pacer.command.app import load_settings
 from pacer.data.batching import token_batches
 from pacer.data.corpus import Text
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, PacerError, UnsupportedError
+from pacer.methods.arms import method_settings
 from pacer.models.feature import load_feature
 from pacer.models.stack import Stack
 from pacer.settings import (
@@ -31,7 +31,7 @@ from pacer.settings import (
     Settings,
     TrainerSettings,
 )
-from pacer.stages import build
+from pacer.stages.build import build
 from pacer.training.exits import collate_ids, rung_states
 from pacer.training.exits_run import loaders
 from pacer.training.feature import DECAY, JUDGED, FeatureModule, unrolled

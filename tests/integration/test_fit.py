@@ -15,10 +15,10 @@ import torch
 
 from pacer.data.batching import Loader
 from pacer.errors import PacerError
-from pacer.progress import progress
 from pacer.settings import TrainerSettings
-from pacer.stopping import Stopped, stop_signals
 from pacer.training.fit import fit, optimiser_steps
+from pacer.work.progress import progress
+from pacer.work.stopping import Stopped, stop_signals
 from tests.scripted import QUIET, SCORES, Killed, Script, kill, scripted, terminate
 
 
@@ -91,7 +91,7 @@ def test_what_a_training_shows(
         began.append(initial)
         return progress(*given, initial=initial)
 
-    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("pacer.work.progress.LINE_SECONDS", 0.0)
     monkeypatch.setattr("pacer.training.shown.progress", noting)
     with pytest.raises(Killed):
         scripted(tmp_path, SCORES, {"step 7": kill})
@@ -190,7 +190,7 @@ import sys, time
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from tests.scripted import Script, QUIET, SCORES
-from pacer.app import verb
+from pacer.command.app import verb
 from pacer.data.batching import Loader
 from pacer.settings import TrainerSettings
 from pacer.training.fit import fit

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.arms import method_settings
 from pacer.assemble import Models, load_target, make_controller, make_decoder
 from pacer.decoding.build import speculative
 from pacer.decoding.controllers.marginal import Marginal
@@ -24,12 +23,12 @@ from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation import rounds as rounds_module
 from pacer.evaluation.profiler import Point
 from pacer.evaluation.replay.costs import from_settings
+from pacer.methods.arms import method_settings
+from pacer.methods.rules import price_key
 from pacer.models.draft import TrainableDraft
 from pacer.models.exit_stack import ExitStack
 from pacer.models.exits import shared_exits
 from pacer.models.stack import Stack
-from pacer.price_stage import attach_prices, rounds_of
-from pacer.rules import price_key
 from pacer.settings import (
     CostSettings,
     MethodSettings,
@@ -40,6 +39,7 @@ from pacer.settings import (
     Settings,
     SourceSettings,
 )
+from pacer.stages.prices import attach_prices, rounds_of
 from tests.features import feature_decoder
 from tests.folders import tiny_folder
 from tests.integration.test_feature_drafting import DRAFT, TARGET
@@ -154,7 +154,7 @@ def test_every_source_of_times(arm: str, models: Models, settings: Settings, mon
     assert decoded(method, models).ids == plain
     made = list(Path(settings.paths.runs).rglob("rounds.json"))
     assert len(made) == (0 if "settings" in arm else 1)
-    monkeypatch.setattr("pacer.price_stage.measure_rounds", None)  # measured once: found again
+    monkeypatch.setattr("pacer.stages.prices.measure_rounds", None)  # measured once: found again
     again = replace(models, prices={})
     attach_prices(settings, again, [method])
     assert again.prices == models.prices

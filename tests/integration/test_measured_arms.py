@@ -18,7 +18,7 @@ from pacer.evaluation.metrics import check_trace, evaluate_trace, load_trace
 from pacer.evaluation.runner import load_benchmarks, measure, open_trace, score_all
 from pacer.reporting import tables
 from pacer.settings import BenchmarkSettings, SamplingSettings
-from pacer.stopping import Stopped
+from pacer.work.stopping import Stopped
 from tests.arms import ARMS, OURS, SETTINGS, Lines, arms, benchmarks, make_models, run
 from tests.folders import tiny_folder
 
@@ -173,7 +173,7 @@ def test_the_figures_so_far_are_shown(
     models: Models, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an earlier run of the same trace too."""
-    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("pacer.work.progress.LINE_SECONDS", 0.0)
     made = arms(models, ["ar", "sd gamma=4", "hf_generate"])
     lines = measure(benchmarks()[:1], made, models, SETTINGS, tmp_path / "t.jsonl")
     capsys.readouterr()

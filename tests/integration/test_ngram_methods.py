@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from pacer.arms import method_settings
 from pacer.assemble import Models, make_decoder
 from pacer.decoding.distributions import probabilities
 from pacer.decoding.drafters.model import ModelDrafter
@@ -26,6 +25,7 @@ from pacer.decoding.request import Request, Result, Row
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.stats import chi_square
 from pacer.evaluation.traces import check_trace
+from pacer.methods.arms import method_settings
 from pacer.models.draft import TrainableDraft
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.app import load_settings
-from pacer.arms import method_settings
 from pacer.assemble import Models, load_target, make_decoder
+from pacer.command.app import load_settings
 from pacer.decoding import build
 from pacer.decoding.concurrent import Beside
 from pacer.decoding.drafters import pearl as pearl_module
@@ -21,6 +20,7 @@ from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.arms import make_arm
 from pacer.evaluation.beside import beside, sentence
 from pacer.evaluation.metrics import check_trace, evaluate_trace
+from pacer.methods.arms import method_settings
 from pacer.models.draft import TrainableDraft
 from pacer.reporting import tables
 from pacer.settings import ModelSettings, SamplingSettings, SourceSettings

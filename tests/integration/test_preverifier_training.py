@@ -37,7 +37,7 @@ from pacer.training.fit import fit, memory_errors
 from pacer.training.preverifier_run import Pair, in_pieces, packed_batches, train_preverifier
 from pacer.training.preverify import PreverifierModule, calibrate, packed_logits
 from pacer.training.states import bytes_needed, read_states, store_states
-from pacer.work import is_own
+from pacer.work.records import is_own
 from tests.texts import draft, rounds_at, target, written
 from tests.tiny import make_preverifier, near, tiny_model
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pacer.app import load_settings
 from pacer.assemble import Models
+from pacer.command.app import load_settings
 from pacer.data.batching import Loader
 from pacer.errors import ConfigError, PacerError, UnsupportedError
 from pacer.models.stack import Stack
 from pacer.settings import LayerSkipSettings, TrainerSettings
-from pacer.stopping import Stopped, stop_signals
 from pacer.training.fit import fit
 from pacer.training.layerskip import LayerSkipModule, train_layerskip
 from pacer.training.ranks import AnotherWrites, _free_port, _place, launched, rank, together
+from pacer.work.stopping import Stopped, stop_signals
 from tests.folders import tiny_tokenizer
 from tests.learners import part
 from tests.scripted import QUIET

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.arms import method_settings
 from pacer.assemble import Models, make_controller
 from pacer.decoding.controllers.head import HeadRule
 from pacer.decoding.controllers.probe import Probe
@@ -16,6 +15,7 @@ from pacer.decoding.controllers.specdecpp import SpecDecPP
 from pacer.decoding.request import Request
 from pacer.errors import ConfigError, MismatchError, UnsupportedError
 from pacer.evaluation.stats import chi_square
+from pacer.methods.arms import method_settings
 from pacer.models.preverifier import Preverifier
 from pacer.models.stack import Stack
 from pacer.settings import SamplingSettings

@@ -11,29 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import stages
-from pacer.arms import method_settings
 from pacer.assemble import Models, load_target, make_decoder
 from pacer.data.corpus import read_corpus
 from pacer.data.splits import part_of
 from pacer.decoding.request import Request
 from pacer.errors import MismatchError
+from pacer.methods.arms import method_settings
 from pacer.models.checkpoint import load_checkpoint
 from pacer.settings import DraftSettings, ModelSettings, SamplingSettings, Settings, SourceSettings, TrainerSettings
-from pacer.stopping import Stopped
+from pacer.stages import texts as text_stages
+from pacer.stages.build import build
+from pacer.stages.draft import draft_checkpoint, draft_key
+from pacer.stages.training import trainer_of
 from pacer.training import draft_run
+from pacer.work.stopping import Stopped
 from tests.folders import tiny_folder
-from tests.homes import ARMS, GAMMA, METHODS, PROMPTS, files, make, make_home
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_home(tmp_path_factory.mktemp("home"))
-
-
-@pytest.fixture(scope="module")
-def built(home: Path) -> Models:
-    return stages.build(make(home), METHODS)
+from tests.homes import ARMS, GAMMA, METHODS, PROMPTS, files, make
 
 
 def with_draft(settings: Settings, **changes: Any) -> Settings:
@@ -82,14 +75,14 @@ def test_a_draft_on_the_way_is_trained_as_a_draft(home: Path, built: Models) -> 
     assert config["trainer"]["part"] == "draft" and config["trainer"]["monitor"] == "val/agreement"
     assert config["trainer"]["max_steps"] == config["steps"] == 1 and config["trainer"]["precision"] == "fp32"
     given = make(home, trainer=TrainerSettings(part="draft", epochs=2))
-    assert stages.trainer_of(given, "draft") is given.trainer
-    assert stages.trainer_of(given, "preverifier").monitor == "val/sim_speedup"
+    assert trainer_of(given, "draft") is given.trainer
+    assert trainer_of(given, "preverifier").monitor == "val/sim_speedup"
 
 
 def test_the_second_time_nothing_is_written(home: Path, built: Models, caplog: pytest.LogCaptureFixture) -> None:
     before = files(home / "runs")
     with caplog.at_level(logging.INFO, "pacer"):
-        again = stages.build(make(home), METHODS)
+        again = build(make(home), METHODS)
     assert files(home / "runs") == before
     assert not caplog.text
     assert again.tuned == built.tuned and again.preverifier is not None and built.preverifier is not None
@@ -117,7 +110,7 @@ def test_no_text_has_two_uses(home: Path, built: Models, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(draft_run, "train_draft", note)
     with pytest.raises(Stopped):
-        stages.draft_checkpoint(with_draft(settings, head_size=151))
+        draft_checkpoint(with_draft(settings, head_size=151))
     for part in ("draft", "preverifier", "tuning"):
         assert used[part] and {part_of(name, settings.corpus.parts) for name in used[part]} == {part}
     assert used["held out of the draft"] == used["tuning"]
@@ -134,13 +127,13 @@ def test_other_settings_have_other_folders(home: Path, built: Models) -> None:
         "tokens": replace(settings, corpus=replace(settings.corpus, max_new_tokens=8)),
         "limit": replace(settings, corpus=replace(settings.corpus, limit=6)),
     }.items():
-        texts, keys[name] = stages.corpus(changed, built)
+        texts, keys[name] = text_stages.corpus(changed, built)
         assert max(len(text.output_ids) for text in texts) == (8 if name == "tokens" else 9)
         assert len(texts) == (6 if name == "limit" else PROMPTS)
     assert keys["same"] == keys["batch size"]  # greedy text in float32 does not depend on it
     assert len(set(keys.values())) == 3
     found = {
-        name: stages.labels(changed, built, part, key)[1]
+        name: text_stages.labels(changed, built, part, key)[1]
         for name, changed, part, key in (
             ("same", settings, "tuning", "a draft"),
             ("part", settings, "preverifier", "a draft"),
@@ -152,9 +145,9 @@ def test_other_settings_have_other_folders(home: Path, built: Models) -> None:
     assert len(set(found.values())) == 5
     before = files(home / "runs")
     whole_head = with_draft(settings, full_head=True)  # the same draft, decoded otherwise
-    assert stages.draft_checkpoint(whole_head) == folders(home)["draft"][0] / "draft"
+    assert draft_checkpoint(whole_head) == folders(home)["draft"][0] / "draft"
     assert files(home / "runs") == before
-    models = stages.build(whole_head, [method_settings("sd")])
+    models = build(whole_head, [method_settings("sd")])
     assert models.draft is not None and models.draft.head_ids is None
 
 
@@ -166,7 +159,7 @@ def test_what_a_draft_says_has_a_key(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
 
     def key(folder: Path | None = None, target: SourceSettings = target, whole: str = "float32", **draft: Any) -> str:
-        return stages.draft_key(Settings(model=ModelSettings("t", target, DraftSettings(**draft), whole)), folder)
+        return draft_key(Settings(model=ModelSettings("t", target, DraftSettings(**draft), whole)), folder)
 
     for where, kinds in ((None, ("model", "skip")), (folder, ("layers",))):
         found = [
@@ -189,14 +182,14 @@ def test_a_draft_of_another_target_is_refused(home: Path, built: Models, tmp_pat
     """V60, by the source that a user names."""
     tiny_folder(tmp_path / "other", seed=5)
     settings = with_draft(make(home), source=str(folders(home)["draft"][0] / "draft"))
-    assert stages.build(settings, [method_settings("sd")]).draft is not None
+    assert build(settings, [method_settings("sd")]).draft is not None
     settings.model.target = SourceSettings(str(tmp_path / "other"))
     with pytest.raises(MismatchError, match="draft draft belongs to another model: fingerprint"):
-        stages.build(settings, [method_settings("sd")])
+        build(settings, [method_settings("sd")])
 
 
 def test_plain_decoding_builds_nothing(home: Path, tmp_path: Path) -> None:
-    models = stages.build(make(home, tmp_path), [method_settings("ar")])
+    models = build(make(home, tmp_path), [method_settings("ar")])
     assert models.draft is None and not list(tmp_path.iterdir())
     again = load_target(make(home).model, home / "cache")
     assert again.stop_ids == models.stop_ids == (2,)

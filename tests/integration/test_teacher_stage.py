@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from pacer import teacher_stage as module
-from pacer.app import load_settings
 from pacer.artifacts import ArtifactError
+from pacer.command.app import load_settings
 from pacer.data import teacher as data
 from pacer.data.teacher import Predictions, predict
 from pacer.errors import ConfigError
 from pacer.settings import DraftSettings, TrainerSettings
-from pacer.teacher_stage import teacher_labels, teacher_stage
+from pacer.stages import teacher as module
+from pacer.stages.teacher import teacher_labels, teacher_stage
 from pacer.training.draft_run import train_draft
-from pacer.work import is_own
+from pacer.work.records import is_own
 from tests.scripted import QUIET
 from tests.teachers import K, make_stage, remembered, settings, trainer
 from tests.texts import path, target, written

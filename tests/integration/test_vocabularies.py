@@ -13,13 +13,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from pacer import stages
-from pacer.arms import method_settings
 from pacer.assemble import Models, load_draft_model, load_target, make_decoder
 from pacer.data.prompts import encode
 from pacer.decoding.controllers.fixed import Fixed
 from pacer.decoding.request import Request
 from pacer.errors import MismatchError
+from pacer.methods.arms import method_settings
 from pacer.models.stack import Stack
 from pacer.settings import (
     CorpusSettings,
@@ -34,6 +33,8 @@ from pacer.settings import (
     SourceSettings,
     TrainerSettings,
 )
+from pacer.stages import texts as text_stages
+from pacer.stages.build import build
 from tests.tiny import hf_generate, random_table, table_model
 from tests.tiny import make_decoder as decoder_of
 from tests.twins import TWINS, save_pair
@@ -79,14 +80,14 @@ def test_unequal_padding_from_labels_to_decoding(spare: tuple[int, int], tmp_pat
     """Qwen2.5's sizes have one tokenizer and different numbers of rows. Here the rows that belong to no token are as
     likely as others, so the target writes ids that the draft lacks, and the draft would write what the target lacks."""
     target, draft = save_pair(tmp_path, replace(QWEN, spare=spare))
-    models = stages.build(settings_of(tmp_path, target, draft), [method_settings("pacer")])
+    models = build(settings_of(tmp_path, target, draft), [method_settings("pacer")])
     assert models.draft is not None
     sizes = (models.target.vocab_size, models.draft.vocab_size)
     assert sizes == tuple(len(models.tokenizer) + rows for rows in spare)
     written = exact(models, ["ar", "sd gamma=3", "pacer", "pacer b=2 t0=0.2 gamma_max=4"])
     if spare[0] > spare[1]:
         assert max(written) >= sizes[1], "ids that the draft lacks occur"
-        corpus, _ = stages.corpus(settings_of(tmp_path, target, draft), models)
+        corpus, _ = text_stages.corpus(settings_of(tmp_path, target, draft), models)
         assert max(max(text.output_ids) for text in corpus) >= sizes[1], "in what the pre-verifier learns from too"
 
 
@@ -109,7 +110,7 @@ def test_a_draft_that_would_write_padding_is_exact_in_distribution() -> None:
 def test_added_tokens_are_exact(tmp_path: Path) -> None:
     target, draft = save_pair(tmp_path, QWEN, added=["<tool>", "</tool>"])
     settings = settings_of(tmp_path, target, draft)
-    models = stages.build(settings, [method_settings("sd")])
+    models = build(settings, [method_settings("sd")])
     ids = encode(TEXTS[1], models.tokenizer)
     assert {models.tokenizer.convert_tokens_to_ids(text) for text in ("<tool>", "</tool>")} <= set(ids)
     assert len(models.tokenizer) == models.target.vocab_size - QWEN.spare[0]
@@ -146,5 +147,5 @@ def test_another_tokenizer_is_refused_by_name(
     spoil(tokenizer)
     file.write_text(json.dumps(tokenizer))
     with pytest.raises(MismatchError, match=said.format(**ids)):
-        stages.build(settings, [method_settings("pacer")])
+        build(settings, [method_settings("pacer")])
     assert not (tmp_path / "runs").exists()

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacer.app import load_settings
-from pacer.arms import method_settings
 from pacer.assemble import Models, checkpoint_folder, load_draft_model, load_target, make_decoder
+from pacer.command.app import load_settings
 from pacer.data.corpus import Text
 from pacer.data.labels import simulate
 from pacer.data.prompts import encode, load_prompts
 from pacer.decoding.request import Request
+from pacer.methods.arms import method_settings
 from pacer.models.feature import load_feature
 from pacer.models.feature_stack import FeatureStack
 from pacer.models.preverifier import Preverifier

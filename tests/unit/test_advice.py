@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pacer.advise import command
-from pacer.arms import method_settings, overrides
 from pacer.evaluation.advice import Candidate, best, confirmed, report
+from pacer.methods.arms import method_settings, overrides
 
 FOUND = [
     Candidate("pacer", "pacer b=2 t0=0.5", 1.4), Candidate("product", "threshold rule=product t=0.6", 1.39),
@@ -47,7 +47,7 @@ def test_the_table_shows_predicted_beside_measured() -> None:
 
 @pytest.mark.parametrize("arm", ["ar", "sd gamma=3", "hispec exits=[4,10] gamma=2 n=4 bonus=false share=0.5"])
 def test_the_command_decodes_with_the_arm(arm: str) -> None:
-    from pacer.app import load_settings
+    from pacer.command.app import load_settings
 
     words = overrides(arm)
     chosen, wanted = load_settings(["+experiment=pacer/demo", *words]).method, method_settings(arm)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pacer.app import check_stop, load_settings, run_folder, stop_requested, verb
-from pacer.arms import method_settings
-from pacer.command_line import split_prompt
+from pacer.command.app import check_stop, load_settings, run_folder, stop_requested, verb
+from pacer.command.words import split_prompt
 from pacer.errors import ConfigError, MismatchError
+from pacer.methods.arms import method_settings
 from pacer.resources import resource
 from pacer.settings import Settings
 

@@ -18,8 +18,8 @@ import pytest
 
 from pacer.artifacts import ArtifactError, Stage, canonical_json, provenance, stable_hash, write_atomic, write_json
 from pacer.errors import PacerError
-from pacer.progress import Lines, progress
 from pacer.settings import Settings
+from pacer.work.progress import Lines, progress
 
 KEY = {"model": "m", "limit": 3}
 
@@ -212,7 +212,7 @@ def test_provenance_is_plain_data() -> None:
 
 
 def test_progress_off_a_terminal_is_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pacer.progress.LINE_SECONDS", 0.05)
+    monkeypatch.setattr("pacer.work.progress.LINE_SECONDS", 0.05)
     assert [item for item in progress([1, 2, 3], "corpus", "text") if not time.sleep(0.06)] == [1, 2, 3]
     with progress(10, "train", "step", {"loss": 2.0}, initial=4) as bar:
         bar.update(3)

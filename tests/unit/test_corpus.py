@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pacer.app import load_settings
 from pacer.checks import check
+from pacer.command.app import load_settings
 from pacer.data.corpus import Text, read_corpus, read_files, split_texts, wanted_prompts
 from pacer.data.splits import part_of, row_of
 from pacer.errors import ConfigError, SourceError

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from pacer.arms import defaults
 from pacer.decoding.controllers.adaedl import AdaEdl
 from pacer.decoding.controllers.base import controller_class
 from pacer.decoding.controllers.dynamic import Dynamic
@@ -25,8 +24,9 @@ from pacer.decoding.distributions import signals
 from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError, MismatchError
+from pacer.methods.arms import defaults
+from pacer.methods.rules import needed_by
 from pacer.models.stack import Stack
-from pacer.rules import needed_by
 from tests.rules import CHEAP, KINDS, rule
 from tests.tiny import make_preverifier, tiny_model
 

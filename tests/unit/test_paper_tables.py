@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pacer.app import load_settings
 from pacer.choices import TABLES as NAMES
+from pacer.command.app import load_settings
 from pacer.errors import ConfigError
 from pacer.evaluation.cascade import theory
 from pacer.reporting import cascade_plots

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pacer.app import load_settings
-from pacer.arms import check_drafter, controllers, defaults, method_settings, methods, overrides
+from pacer.command.app import load_settings
 from pacer.decoding.controllers.base import Controller, controller_class
 from pacer.decoding.drafters.base import ROOM
 from pacer.decoding.parts import Part, Range, allows, exists, names, resolved
 from pacer.errors import ConfigError, SourceError
+from pacer.methods.arms import check_drafter, controllers, defaults, method_settings, methods, overrides
 from pacer.resources import configs
 from pacer.settings import MethodSettings
 
@@ -103,7 +103,7 @@ def test_an_arm_takes_another_rule() -> None:
 
 def test_words_of_simple_rules_are_checked_without_torch() -> None:
     arms = "['sd gamma=3', 'svip h=0.2', 'adaedl t=0.4', 'heuristic start=2', 'threshold t=0.2', 'pacer', 'marginal']"
-    code = f"import sys; from pacer.arms import method_settings as m; [m(a) for a in {arms}]"
+    code = f"import sys; from pacer.methods.arms import method_settings as m; [m(a) for a in {arms}]"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from pacer.app import load_settings
+from pacer.command.app import load_settings
 from pacer.errors import SourceError
 from pacer.models.shapes import LEAST_LAYERS, ModelShape, config_of, known_shapes, random_model, shape_of
 from pacer.models.sizes import skeleton, tensors

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pacer.data.splits import owner
 from pacer.errors import ConfigError
 from pacer.settings import ShardSettings
-from pacer.shards import Shard, from_environment, pieces, shard_of
+from pacer.work.shards import Shard, from_environment, pieces, shard_of
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), unique=True), st.integers(1, 9))

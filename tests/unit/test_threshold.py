@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pacer.arms import check_controller, controllers, method_settings, methods, normal_controller
 from pacer.assemble import Models, make_controller
 from pacer.choices import FEATURES
 from pacer.decoding.controllers.base import ASK, GO, STOP
@@ -22,6 +21,7 @@ from pacer.decoding.record import Record
 from pacer.decoding.request import Request, Row
 from pacer.errors import ConfigError
 from pacer.evaluation.replay import rules
+from pacer.methods.arms import check_controller, controllers, method_settings, methods, normal_controller
 from pacer.models.preverifier import SCALES
 from pacer.models.stack import Stack
 from tests.tiny import make_preverifier, tiny_model

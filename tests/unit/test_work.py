@@ -20,9 +20,9 @@ from pacer import status
 from pacer.artifacts import Stage, write_json
 from pacer.errors import PacerError
 from pacer.files import ArtifactError
-from pacer.standing import survey
-from pacer.stopping import Stopped
-from pacer.work import hold, is_held, recorded, records, try_hold
+from pacer.work.records import hold, is_held, recorded, records, try_hold
+from pacer.work.standing import survey
+from pacer.work.stopping import Stopped
 
 PIECES = 6
 context = multiprocessing.get_context("fork")

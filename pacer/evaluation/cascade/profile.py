@@ -20,8 +20,8 @@ from pacer.decoding.lane import Lane
 from pacer.evaluation.profiler import timed
 from pacer.models.exits import ExitHead
 from pacer.models.stack import Stack
-from pacer.progress import progress
-from pacer.stopping import check_stop
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 IN_A_ROW = 4  # drafting steps
 Key = tuple[str, int, int, int]  # part, a, b, n

@@ -23,8 +23,8 @@ from pacer.data.corpus import Text
 from pacer.errors import ConfigError
 from pacer.models.exits import ExitHead
 from pacer.models.stack import Stack, causal_mask
-from pacer.progress import progress
-from pacer.stopping import check_stop
+from pacer.work.progress import progress
+from pacer.work.stopping import check_stop
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

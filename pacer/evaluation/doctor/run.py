@@ -20,7 +20,7 @@ from pacer.models.checkpoint import load_checkpoint
 from pacer.models.preverifier import KIND
 from pacer.models.sources import fetch, load_tokenizer
 from pacer.settings import MethodSettings, SamplingSettings, Settings, SourceSettings
-from pacer.stopping import check_stop
+from pacer.work.stopping import check_stop
 
 Answer = list[Finding] | str  # findings, or why it was not checked
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from pacer.arms import method_settings
 from pacer.data.corpus import Text
 from pacer.decoding.parts import resolved
 from pacer.decoding.request import Request
@@ -23,6 +22,7 @@ from pacer.evaluation.replay.costs import from_points
 from pacer.evaluation.replay.table import Table
 from pacer.evaluation.replay.walk import Walk, usage, walk
 from pacer.evaluation.traces import Line, Requests, group_requests, paired_prompts
+from pacer.methods.arms import method_settings
 
 NEAR = 1e-4
 Margin = Callable[[Sequence[int]], float]  # the target's top-2 difference of logits after a prefix

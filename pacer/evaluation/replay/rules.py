@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pacer.arms import is_reference, method_settings
 from pacer.decoding.controllers.base import Controller
 from pacer.decoding.controllers.preverifier import rule_for
 from pacer.decoding.parts import resolved
 from pacer.errors import ConfigError, UnsupportedError
 from pacer.evaluation.replay.table import Bools, Ints, Table
-from pacer.rules import draft_rule, needed_by
+from pacer.methods.arms import is_reference, method_settings
+from pacer.methods.rules import draft_rule, needed_by
 from pacer.settings import MethodSettings
 
 Values = NDArray[Any]

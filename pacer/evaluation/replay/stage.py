@@ -22,10 +22,11 @@ from pacer.evaluation.replay.table import Floats, Table, join, load, one_text, s
 from pacer.evaluation.runner import load_benchmarks
 from pacer.files import sha256
 from pacer.models.preverifier import Preverifier
-from pacer.progress import progress
 from pacer.settings import Settings
-from pacer.stages import continued, corpus, draft_checkpoint, draft_key
-from pacer.stopping import PATIENCE, check_stop
+from pacer.stages.draft import draft_checkpoint, draft_key
+from pacer.stages.texts import continued, corpus
+from pacer.work.progress import progress
+from pacer.work.stopping import PATIENCE, check_stop
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pacer.decoding.drafters.feature import FeatureDrafter
 from pacer.decoding.lane import Lane
 from pacer.decoding.loop import Decoder
 from pacer.errors import UnsupportedError
-from pacer.rules import draft_rule, price_key
+from pacer.methods.rules import draft_rule, price_key
 from pacer.settings import MethodSettings, SamplingSettings
 
 if TYPE_CHECKING:

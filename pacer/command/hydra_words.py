@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pacer.command_line import flags_first
+from pacer.command.sweeps import sweep_folder
+from pacer.command.words import flags_first
 from pacer.resources import configs
-from pacer.sweeps import sweep_folder
 
 FULL_ERROR = "HYDRA_FULL_ERROR"
 

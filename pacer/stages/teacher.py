@@ -15,9 +15,9 @@ from pacer.data.teacher import Teacher, predict, token_bytes, write_shard
 from pacer.errors import ConfigError
 from pacer.files import disk_errors
 from pacer.models.stack import Stack
-from pacer.progress import progress
 from pacer.settings import Settings, TrainerSettings
-from pacer.shards import WHOLE, Shard, pieces
+from pacer.work.progress import progress
+from pacer.work.shards import WHOLE, Shard, pieces
 
 SUFFIX = ".safetensors"
 log = logging.getLogger(__name__)

@@ -23,19 +23,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pacer.arms import normal_controller
 from pacer.checks import check, get
-from pacer.command_line import as_config_error, check_overrides, split_prompt
+from pacer.command.hydra_words import FULL_ERROR, full_error, hydra_line, search_path
+from pacer.command.quiet import quiet_libraries
+from pacer.command.sweeps import in_sweep, job_record, job_words, name_group, own_process, stopped_launcher
+from pacer.command.words import as_config_error, check_overrides, split_prompt
 from pacer.errors import EXIT_ERROR, EXIT_REQUEUE, ConfigError, PacerError
 from pacer.files import file_errors, stable_hash, write_atomic, write_json
-from pacer.hydra_words import FULL_ERROR, full_error, hydra_line, search_path
+from pacer.methods.arms import normal_controller
 from pacer.provenance import provenance
-from pacer.quiet import quiet_libraries
 from pacer.resources import resource
 from pacer.settings import Settings
-from pacer.shards import from_environment
-from pacer.stopping import Stopped, check_stop, stop_requested, stop_signals
-from pacer.sweeps import in_sweep, job_record, job_words, name_group, own_process, stopped_launcher
+from pacer.work.shards import from_environment
+from pacer.work.stopping import Stopped, check_stop, stop_requested, stop_signals
 
 __all__ = [
     "Stopped", "check_stop", "describe_run", "load_settings", "program", "run_folder", "stop_requested", "verb",

@@ -12,14 +12,14 @@ from pacer.artifacts import Stage
 from pacer.assemble import Models, checkpoint_folder, load_target, needed_ids
 from pacer.choices import HEADS
 from pacer.data.corpus import Text
-from pacer.exit_stage import judge_on, trained_stage
-from pacer.feature_methods import FEATURE_DRAFTER
 from pacer.files import sha256, stable_hash
+from pacer.methods.feature import FEATURE_DRAFTER
+from pacer.methods.rules import needed_by
 from pacer.models.feature import load_feature
 from pacer.models.feature_stack import FeatureStack
-from pacer.rules import needed_by
 from pacer.settings import MethodSettings, Settings
-from pacer.train_stage import trainer_key
+from pacer.stages.exits import judge_on, trained_stage
+from pacer.stages.training import command_line, trainer_key, trainer_of
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +49,16 @@ def feature_checkpoint(settings: Settings, models: Models | None = None) -> Path
     """
     if settings.model.feature.source is not None:
         return checkpoint_folder(settings.model.feature.source)
-    from pacer import stages
     from pacer.training.feature_run import train_feature  # Lightning takes seconds to import
 
     models = models or load_target(settings.model, settings.paths.cache_folder)
-    feature, trainer = settings.model.feature, stages.trainer_of(settings, "feature_draft")
+    feature, trainer = settings.model.feature, trainer_of(settings, "feature_draft")
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
         log.info("training a drafter fed by the target in %s", stage.folder)
         train_feature(
             models.target, texts, held_out, feature, settings.feature_draft, trainer, settings.logger, stage.folder,
-            always=needed_ids(models), command=stages.command_line(),
+            always=needed_ids(models), command=command_line(),
         )  # fmt: skip
 
     return trained_stage(settings, models, "feature", feature_key(settings), train) / "feature"
@@ -67,9 +66,8 @@ def feature_checkpoint(settings: Settings, models: Models | None = None) -> Path
 
 def feature_key(settings: Settings) -> dict[str, Any]:
     """What such a drafter is made of, beside the corpus."""
-    from pacer import stages
 
-    trainer = stages.trainer_of(settings, "feature_draft")
+    trainer = trainer_of(settings, "feature_draft")
     return {
         "feature": asdict(settings.model.feature), "learns": asdict(settings.feature_draft),
         "dtype": settings.model.dtype, "trainer": trainer_key(trainer),

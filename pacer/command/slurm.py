@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from pacer.errors import EXIT_REQUEUE, PacerError
 from pacer.files import disk_errors
-from pacer.stopping import check_stop
+from pacer.work.stopping import check_stop
 
 REQUEUE = f"trap '[ $? = {EXIT_REQUEUE} ] && scontrol requeue $SLURM_JOB_ID' EXIT"
 GRACE = 15.0  # seconds in which a shared file system shows what an ended job wrote

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from pacer.arms import method_settings
 from pacer.artifacts import Stage, write_json
 from pacer.assemble import Models, make_decoder, plain_decoder
 from pacer.evaluation.profiler import points_of
 from pacer.evaluation.replay.costs import Prices, from_points, from_settings
 from pacer.evaluation.rounds import measure_rounds, windows
+from pacer.methods.arms import method_settings
+from pacer.methods.rules import needed_by, price_key
 from pacer.models.checkpoint import digest, identity
 from pacer.provenance import provenance
-from pacer.rules import needed_by, price_key
 from pacer.settings import MethodSettings, Settings
 
 log = logging.getLogger(__name__)

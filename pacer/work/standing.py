@@ -1,4 +1,4 @@
-"""How far work is: stages, runs and sweeps in a folder, from their manifests, records and locks (`pacer.work`)."""
+"""How far work is: stages, runs and sweeps in a folder, from manifests, records and locks (`records.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pacer.artifacts import MANIFEST
 from pacer.errors import PacerError
 from pacer.files import ArtifactError
-from pacer.work import LOCK, is_held, records
+from pacer.work.records import LOCK, is_held, records
 
 STATES = ("failed", "missing", "stopped", "running", "done")
 GOES_ON = ("failed", "missing", "stopped")  # what a command finishes

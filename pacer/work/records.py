@@ -23,7 +23,7 @@ from typing import IO, Any
 from pacer.errors import PacerError
 from pacer.files import ArtifactError, disk_errors, write_json
 from pacer.provenance import command_text
-from pacer.stopping import Stopped, check_stop
+from pacer.work.stopping import Stopped, check_stop
 
 LOCK, RECORD = ".lock", ".work"  # how the names of locks and records begin
 REPORTING = "-report"  # part of a run's work: putting together what its processes measured

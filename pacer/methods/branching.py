@@ -18,7 +18,7 @@ from pacer.decoding.loop import Decoder
 from pacer.decoding.parts import resolved
 from pacer.decoding.staged import Staged
 from pacer.errors import ConfigError, UnsupportedError
-from pacer.rules import Judge, preverifier_rule
+from pacer.methods.rules import Judge, preverifier_rule
 from pacer.settings import MethodSettings, SamplingSettings
 
 if TYPE_CHECKING:

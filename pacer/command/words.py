@@ -11,9 +11,9 @@ from pathlib import Path
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pacer.arms import controllers, unknown
 from pacer.checks import check_key
 from pacer.errors import ConfigError
+from pacer.methods.arms import controllers, unknown
 from pacer.resources import configs
 from pacer.settings import Settings
 

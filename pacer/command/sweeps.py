@@ -1,7 +1,7 @@
 """Jobs of a sweep (``-m``): named by their words, each with a record of its own, wherever a launcher runs it.
 
 A sweep's folder is ``paths.runs/multirun/<verb>-<hash of its words>``, so the same command finds it again; job N leaves
-its record in the folder N inside (`pacer.work`).
+its record in the folder N inside (`pacer.work.records`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from pacer.command_line import is_assignment
+from pacer.command.quiet import quiet_libraries
+from pacer.command.words import is_assignment
 from pacer.errors import EXIT_REQUEUE, PacerError
 from pacer.files import stable_hash
-from pacer.quiet import quiet_libraries
 from pacer.settings import Settings
-from pacer.stopping import Stopped, check_stop, keep_stop_signals
-from pacer.work import recorded, try_hold
+from pacer.work.records import recorded, try_hold
+from pacer.work.stopping import Stopped, check_stop, keep_stop_signals
 
 _FLAGS = ("-m", "--multirun")
 

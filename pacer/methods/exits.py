@@ -14,8 +14,8 @@ from pacer.decoding.drafters.model import ModelDrafter
 from pacer.decoding.ladder import Ladder, Rung
 from pacer.decoding.loop import Decoder
 from pacer.errors import ConfigError
+from pacer.methods.rules import Judge, draft_rule, needed_by, preverifier_rule, price_key
 from pacer.models.exit_stack import ExitStack
-from pacer.rules import Judge, draft_rule, needed_by, preverifier_rule, price_key
 from pacer.settings import ExitSettings, MethodSettings, SamplingSettings
 
 if TYPE_CHECKING:

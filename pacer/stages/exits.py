@@ -12,15 +12,16 @@ from pacer.artifacts import Stage
 from pacer.assemble import Models, checkpoint_folder, load_target, needed_ids
 from pacer.choices import HEADS
 from pacer.data.corpus import Text, split_texts
-from pacer.exit_methods import wanted_exits, wanted_judges
 from pacer.files import stable_hash
+from pacer.methods.exits import wanted_exits, wanted_judges
+from pacer.methods.rules import Judge
 from pacer.models.checkpoint import digest
 from pacer.models.exit_stack import ExitStack
 from pacer.models.exits import ExitHead, check_layers, check_wanted, load_exits, reduced_ids, shared_exits
 from pacer.models.preverifier import load_preverifier, tuned_values
-from pacer.rules import Judge
 from pacer.settings import ExitSettings, MethodSettings, Settings
-from pacer.train_stage import train_once, trainer_key
+from pacer.stages.texts import corpus
+from pacer.stages.training import command_line, train_once, trainer_key, trainer_of
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def judge_on(settings: Settings, pair: Models, key: str, part: str) -> Judge:
     Args:
         key: a hash of what drafts and what accepts. part: "preverifier", or an acceptance head (`pacer.choices.HEADS`).
     """
-    from pacer.stages import preverifier_checkpoint
+    from pacer.stages.preverifier import preverifier_checkpoint
 
     assert pair.draft is not None
     own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
@@ -83,7 +84,6 @@ def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dic
         MismatchError: an exit that is not among those named or trained, or a checkpoint of another target.
         ConfigError: layers that the target has not.
     """
-    from pacer import stages
 
     exits = settings.model.exits
     if exits.source is not None:
@@ -93,7 +93,7 @@ def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dic
     check_layers(models.target, layers)
     ids = None
     if 0 < exits.head_size < models.target.vocab_size:  # the most frequent ids of what a trained head would learn from
-        texts = split_texts(stages.corpus(settings, models)[0], settings.corpus.parts).get("draft", [])
+        texts = split_texts(corpus(settings, models)[0], settings.corpus.parts).get("draft", [])
         every = (t.prompt_ids + t.output_ids for t in texts)
         ids = reduced_ids(every, exits.head_size, needed_ids(models), models.target.vocab_size)
     return shared_exits(models.target, layers, ids)
@@ -109,10 +109,9 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
     Raises:
         MismatchError: an exit is needed that ``model.exits.layers`` does not name.
     """
-    from pacer import stages
     from pacer.training.exits_run import train_exits  # Lightning takes seconds to import
 
-    exits, trainer = chosen_exits(settings.model.exits, layers), stages.trainer_of(settings, "exits")
+    exits, trainer = chosen_exits(settings.model.exits, layers), trainer_of(settings, "exits")
     models = models or load_target(settings.model, settings.paths.cache_folder)
     check_layers(models.target, exits.layers)
 
@@ -120,7 +119,7 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
         log.info("training exits after %s layers in %s", exits.layers, stage.folder)
         train_exits(
             models.target, texts, held_out, exits, trainer, settings.logger, stage.folder, always=needed_ids(models),
-            command=stages.command_line(),
+            command=command_line(),
         )  # fmt: skip
 
     return trained_stage(settings, models, "exits", exits_key(settings, layers), train) / "exits"
@@ -128,12 +127,11 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
 
 def exits_key(settings: Settings, layers: Sequence[int]) -> dict[str, Any]:
     """What exits are made of, beside the corpus; arguments and errors as :func:`exits_checkpoint`."""
-    from pacer import stages
 
     exits = chosen_exits(settings.model.exits, layers)
     made_of = {name: getattr(exits, name) for name in ("kind", "layers", "head_size", "weights")}
     made_of["attention_only"] = exits.kind == "adapter" and exits.attention_only
-    trainer = stages.trainer_of(settings, "exits")
+    trainer = trainer_of(settings, "exits")
     return {"exits": made_of, "dtype": settings.model.dtype, "trainer": trainer_key(trainer)}
 
 
@@ -146,12 +144,11 @@ def chosen_exits(exits: ExitSettings, layers: Sequence[int]) -> ExitSettings:
 
 def layerskip_checkpoint(settings: Settings) -> Path:
     """The folder of the target as LayerSkip's recipe tunes it; its exits ``model.exits.layers`` are judged."""
-    from pacer import stages
     from pacer.training.layerskip import train_layerskip  # Lightning takes seconds to import
 
     cache = settings.paths.cache_folder
     models = load_target(settings.model, cache)  # in the dtype that decodes: it writes the corpus
-    trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
+    trainer, exits = trainer_of(settings, "layerskip"), settings.model.exits.layers
     check_layers(models.target, exits)
 
     def train(stage: Stage, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
@@ -159,7 +156,7 @@ def layerskip_checkpoint(settings: Settings) -> Path:
         masters = load_target(settings.model, cache, dtype="float32")
         train_layerskip(
             masters, texts, held_out, exits, settings.layerskip, trainer, settings.logger, stage.folder,
-            command=stages.command_line(),
+            command=command_line(),
         )  # fmt: skip
         for name in ("last.ckpt", "best.ckpt"):  # as large as the model, which is saved
             (stage.folder / name).unlink(missing_ok=True)
@@ -169,9 +166,8 @@ def layerskip_checkpoint(settings: Settings) -> Path:
 
 def layerskip_key(settings: Settings) -> dict[str, Any]:
     """What a tuned model is made of, beside the corpus."""
-    from pacer import stages
 
-    trainer, exits = stages.trainer_of(settings, "layerskip"), settings.model.exits.layers
+    trainer, exits = trainer_of(settings, "layerskip"), settings.model.exits.layers
     return {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": trainer_key(trainer)}
 
 
@@ -183,9 +179,8 @@ def trained_stage(
     train: Callable[[Stage, Sequence[Text], Sequence[Text]], None],
 ) -> Path:
     """The folder of a finished stage: trained on the draft's part of the corpus, judged on the tuning part."""
-    from pacer import stages
 
-    texts, corpus_key = stages.corpus(settings, models)
+    texts, corpus_key = corpus(settings, models)
     stage = stage_on(settings, corpus_key, kind, key)
     parts = split_texts(texts, settings.corpus.parts)
     train_once(stage, lambda: train(stage, parts.get("draft", []), parts.get("tuning", [])))
