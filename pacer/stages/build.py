@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pacer.assemble import (
-    Models,
-    attach_head,
-    attach_preverifier,
-    load_draft_model,
-    load_target,
-)
+from pacer.assemble import Models, attach_head, attach_preverifier, load_draft_model, load_target
 from pacer.choices import DRAFTERS, HEADS
 from pacer.decoding.drafters.base import drafter_class
 from pacer.methods.exits import EXIT_DRAFTERS

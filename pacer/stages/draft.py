@@ -7,12 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pacer.artifacts import Stage, stable_hash
-from pacer.assemble import (
-    checkpoint_folder,
-    checkpoint_hash,
-    load_target,
-    needed_ids,
-)
+from pacer.assemble import checkpoint_folder, checkpoint_hash, load_target, needed_ids
 from pacer.data.corpus import split_texts
 from pacer.files import sha256
 from pacer.settings import Settings

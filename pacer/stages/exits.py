@@ -20,7 +20,8 @@ from pacer.models.exit_stack import ExitStack
 from pacer.models.exits import ExitHead, check_layers, check_wanted, load_exits, reduced_ids, shared_exits
 from pacer.models.preverifier import load_preverifier, tuned_values
 from pacer.settings import ExitSettings, MethodSettings, Settings
-from pacer.stages.texts import corpus
+from pacer.stages.preverifier import preverifier_checkpoint
+from pacer.stages.texts import corpus, stage_of
 from pacer.stages.training import command_line, train_once, trainer_key, trainer_of
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,6 @@ def judge_on(settings: Settings, pair: Models, key: str, part: str) -> Judge:
     Args:
         key: a hash of what drafts and what accepts. part: "preverifier", or an acceptance head (`pacer.choices.HEADS`).
     """
-    from pacer.stages.preverifier import preverifier_checkpoint
-
     assert pair.draft is not None
     own = replace(settings, **{part: replace(getattr(settings, part), source=None)})
     folder = preverifier_checkpoint(own, pair, key, part)
@@ -84,7 +83,6 @@ def exit_heads(settings: Settings, models: Models, layers: Sequence[int]) -> dic
         MismatchError: an exit that is not among those named or trained, or a checkpoint of another target.
         ConfigError: layers that the target has not.
     """
-
     exits = settings.model.exits
     if exits.source is not None:
         return load_exits(checkpoint_folder(exits.source), models.target, layers)
@@ -127,7 +125,6 @@ def exits_checkpoint(settings: Settings, models: Models | None = None, layers: S
 
 def exits_key(settings: Settings, layers: Sequence[int]) -> dict[str, Any]:
     """What exits are made of, beside the corpus; arguments and errors as :func:`exits_checkpoint`."""
-
     exits = chosen_exits(settings.model.exits, layers)
     made_of = {name: getattr(exits, name) for name in ("kind", "layers", "head_size", "weights")}
     made_of["attention_only"] = exits.kind == "adapter" and exits.attention_only
@@ -166,7 +163,6 @@ def layerskip_checkpoint(settings: Settings) -> Path:
 
 def layerskip_key(settings: Settings) -> dict[str, Any]:
     """What a tuned model is made of, beside the corpus."""
-
     trainer, exits = trainer_of(settings, "layerskip"), settings.model.exits.layers
     return {"exits": exits, "layerskip": asdict(settings.layerskip), "trainer": trainer_key(trainer)}
 
@@ -179,7 +175,6 @@ def trained_stage(
     train: Callable[[Stage, Sequence[Text], Sequence[Text]], None],
 ) -> Path:
     """The folder of a finished stage: trained on the draft's part of the corpus, judged on the tuning part."""
-
     texts, corpus_key = corpus(settings, models)
     stage = stage_on(settings, corpus_key, kind, key)
     parts = split_texts(texts, settings.corpus.parts)
@@ -192,4 +187,4 @@ def stage_on(settings: Settings, corpus_key: str, kind: str, key: dict[str, Any]
     whole = {
         "corpus": corpus_key, "parts": settings.corpus.parts, "target": asdict(settings.model.target), **key,
     }  # fmt: skip
-    return Stage(Path(settings.paths.runs) / "stages", kind, whole)
+    return stage_of(settings, kind, whole)

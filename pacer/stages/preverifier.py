@@ -8,10 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pacer.artifacts import Stage
-from pacer.assemble import (
-    Models,
-    checkpoint_folder,
-)
+from pacer.assemble import Models, checkpoint_folder
 from pacer.choices import HEADS
 from pacer.settings import Settings
 from pacer.stages.texts import labels, stage_of

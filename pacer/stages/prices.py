@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pacer.artifacts import Stage, write_json
+from pacer.artifacts import write_json
 from pacer.assemble import Models, make_decoder, plain_decoder
 from pacer.evaluation.profiler import points_of
 from pacer.evaluation.replay.costs import Prices, from_points, from_settings
@@ -20,6 +20,7 @@ from pacer.methods.rules import needed_by, price_key
 from pacer.models.checkpoint import digest, identity
 from pacer.provenance import provenance
 from pacer.settings import MethodSettings, Settings
+from pacer.stages.texts import stage_of
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def _rounds(settings: Settings, models: Models, method: MethodSettings) -> list[
         "machine": provenance()["machine"], "threads": torch.get_num_threads(),
         "sampling": {**asdict(settings.sampling), "seed": None},
     }  # fmt: skip
-    stage = Stage(Path(settings.paths.runs) / "stages", "rounds", key)
+    stage = stage_of(settings, "rounds", key)
     if not stage.complete:
         with stage.lock():
             if not stage.complete:

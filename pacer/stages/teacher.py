@@ -16,6 +16,7 @@ from pacer.errors import ConfigError
 from pacer.files import disk_errors
 from pacer.models.stack import Stack
 from pacer.settings import Settings, TrainerSettings
+from pacer.stages.texts import stage_of
 from pacer.work.progress import progress
 from pacer.work.shards import WHOLE, Shard, pieces
 
@@ -32,7 +33,7 @@ def teacher_stage(settings: Settings, trainer: TrainerSettings, corpus_key: str)
         "target": asdict(settings.model.target), "dtype": settings.model.dtype,
         "shard_size": settings.corpus.shard_size,
     }  # fmt: skip
-    return Stage(Path(settings.paths.runs) / "stages", "teacher", key)
+    return stage_of(settings, "teacher", key)
 
 
 def teacher_labels(stage: Stage, target: Stack, texts: Sequence[Text], shard: Shard = WHOLE) -> Teacher:

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pacer.artifacts import Stage, stable_hash
-from pacer.assemble import (
-    Models,
-)
+from pacer.assemble import Models
 from pacer.data.corpus import Text, read_corpus, read_files, split_texts, wanted_prompts
 from pacer.data.labels import Rounds, from_line, simulate, to_line
 from pacer.data.prompts import Prompt, encode

@@ -24,7 +24,7 @@ from pacer.files import sha256
 from pacer.models.preverifier import Preverifier
 from pacer.settings import Settings
 from pacer.stages.draft import draft_checkpoint, draft_key
-from pacer.stages.texts import continued, corpus
+from pacer.stages.texts import continued, corpus, stage_of
 from pacer.work.progress import progress
 from pacer.work.stopping import PATIENCE, check_stop
 
@@ -78,7 +78,7 @@ def dense_table(settings: Settings, models: Models, texts: Sequence[Text], budge
         "preverifier": sha256(weights) if weights else None, "label": label, "gamma_max": chosen.gamma_max,
         "tail": chosen.tail,
     }  # fmt: skip
-    stage = Stage(Path(settings.paths.runs) / "stages", "tables", made_of)
+    stage = stage_of(settings, "tables", made_of)
     if not stage.complete:
         _build(models, texts, budget, chosen.gamma_max, chosen.tail, stage)
     return join([load(file) for file in sorted(stage.folder.glob("shard-*.npz"))]), stage.hash
