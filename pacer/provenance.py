@@ -37,15 +37,15 @@ def provenance() -> dict[str, Any]:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """A command as one types it, from the words of its process: ``python -m pacer.VERB …`` or ``python scripts/… …``.
+    """A command as one types it, from the words of its process: ``python -m pacer.VERB …`` or of ``scripts``.
 
     A notebook's kernel has words of its own, which say nothing of the notebook.
     """
     program = Path(words[0])
     if program.stem == "ipykernel_launcher":
         return "a notebook"
-    name = f"scripts/{program.name}" if program.parent.name == "scripts" else f"-m pacer.{program.stem}"
-    return shlex.join(["python", *name.split(), *words[1:]])
+    package = "scripts" if program.parent.name == "scripts" else "pacer"
+    return shlex.join(["python", "-m", f"{package}.{program.stem}", *words[1:]])
 
 
 def _version(name: str) -> str | None:

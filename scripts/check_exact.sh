@@ -6,4 +6,4 @@ if ! [[ $PROMPTS =~ ^[1-9][0-9]*$ ]]; then
     echo "error: PROMPTS: $PROMPTS; allowed: whole numbers ≥ 1" >&2
     exit 2
 fi
-exec "$PYTHON" scripts/check_exact.py "+experiment=hispec/${EXPERIMENT#pacer/}" "benchmark.limit=$(( (PROMPTS + 3) / 4 ))" "${@:2}"
+exec "$PYTHON" -m scripts.check_exact "+experiment=hispec/${EXPERIMENT#pacer/}" "benchmark.limit=$(( (PROMPTS + 3) / 4 ))" "${@:2}"

@@ -2,4 +2,4 @@
 # Every model of conf/model on a tiny random likeness: load, parity, exact, exits, HiSpec, PACER.
 # Usage: scripts/check_families.sh [MODEL …, default all]
 source "$(dirname "$0")/setup.sh"
-exec "$PYTHON" scripts/check_families.py "$@"
+exec "$PYTHON" -m scripts.check_families "$@"

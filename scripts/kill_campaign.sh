@@ -2,4 +2,4 @@
 # The whole pipeline on a tiny model, killed at random points: kills, resumes, differences (0).
 # Usage: scripts/kill_campaign.sh [KILLS, default 20] [SEED, default 0]
 source "$(dirname "$0")/setup.sh"
-exec "$PYTHON" scripts/kill_campaign.py "$@"
+exec "$PYTHON" -m scripts.kill_campaign "$@"

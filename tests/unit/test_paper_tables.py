@@ -92,7 +92,7 @@ def test_finished_runs_are_found_in_runs_and_among_the_kept(tmp_path: Path) -> N
     assert (found[0].pair, found[0].machine, found[0].date, found[0].commit) == (
         "mine", "A & B, 2 cores", "2026-01-02", "01234567"
     )  # fmt: skip
-    assert found[0].command == "python scripts/bench_pacer.py smollm2"
+    assert found[0].command == "python -m scripts.bench_pacer smollm2"
 
 
 def test_a_damaged_file_is_said_and_the_others_are_still_shown(
@@ -186,7 +186,7 @@ def test_csv_is_full_precision_and_missing_is_empty() -> None:
     read = list(csv.DictReader(io.StringIO(render.to_csv(one_table()))))
     assert read[0]["published"] == "1.71" and read[0]["published_status"] == "summary"
     assert (read[0]["measured"], read[0]["low"], read[0]["high"]) == ("1.5", "", "1.6")
-    assert read[1]["published"] == "" and read[1]["made_by"] == "python scripts/bench_pacer.py smollm2"
+    assert read[1]["published"] == "" and read[1]["made_by"] == "python -m scripts.bench_pacer smollm2"
     assert (read[2]["measured"], read[2]["machine"], read[2]["command"]) == (
         "",
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -253,6 +254,18 @@ def test_missing_values_are_named_not_drawn(pages: list[style.Canvas]) -> None:
     plots.time_breakdown(rows, Path("x"), command=COMMAND)
     assert all("not measured" in texts(page) for page in pages)
     assert len(pages[0].body.axes[0].patches) == 1
+
+
+@pytest.mark.parametrize("short", [1, 4])
+def test_long_names_of_neighbours_do_not_touch(pages: list[style.Canvas], short: int) -> None:
+    long = "threshold signal=probability rule=product t=0.45 gamma_max=16 and more of the kind"
+    rows = [make_row(arm) for arm in (long, f"{long} b", *[f"ar{i}" for i in range(short)])]
+    plots.speed_bars(rows, Path("x"), command=COMMAND)
+    plots.time_breakdown(rows, Path("x"), command=COMMAND)
+    for page in pages:
+        page.figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in page.body.axes[0].get_yticklabels()]
+        assert all(above.y0 > below.y1 for above, below in itertools.pairwise(boxes))
 
 
 def test_time_breakdown_stacks_to_one_hundred(pages: list[style.Canvas]) -> None:
