@@ -64,7 +64,7 @@ def speed_bars(
             Line2D([], [], color=style.INK, marker="|", label=f"{100 * level:g} % interval"),
         ]
         if lossy:
-            handles.append(Patch(facecolor=style.EXACT, edgecolor=style.INK, linewidth=0.6, label="exact: AR's text"))
+            handles.append(Patch(facecolor=style.EXACT, edgecolor=style.INK, linewidth=0.6, label="lossless"))
             handles.append(
                 Patch(facecolor=style.LOSSY, hatch="///", edgecolor=style.INK, label="lossy: text may change")
             )
