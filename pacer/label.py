@@ -10,9 +10,6 @@ from pacer.choices import HEADS
 from pacer.command.app import verb
 from pacer.methods.arms import method_settings
 from pacer.settings import Settings
-from pacer.stages.build import build
-from pacer.stages.draft import draft_checkpoint, draft_key
-from pacer.stages.texts import corpus, labels
 
 
 @verb
@@ -23,6 +20,9 @@ def main(settings: Settings) -> None:
     Killed and started again, it goes on where it was; `pacer.train` with the same words finds all of it ready.
     """
     from pacer.data.corpus import split_texts
+    from pacer.stages.build import build
+    from pacer.stages.draft import draft_checkpoint, draft_key
+    from pacer.stages.texts import corpus, labels
 
     judges = settings.trainer.part in ("preverifier", *HEADS)
     if not judges:

@@ -37,7 +37,7 @@ def provenance() -> dict[str, Any]:
 
 
 def command_text(words: Sequence[str]) -> str:
-    """A command as one types it, from the words of its process: ``python -m pacer.VERB …`` or of ``scripts``.
+    """A command as one types it, from the words of its process: ``python -m``, then ``pacer.VERB`` or ``scripts.NAME``.
 
     A notebook's kernel has words of its own, which say nothing of the notebook.
     """
